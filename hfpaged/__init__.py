@@ -1,0 +1,1 @@
+"""PagedAttention for the model that you already have in transformers."""
