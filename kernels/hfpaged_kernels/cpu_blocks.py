@@ -1,0 +1,56 @@
+"""Writing, copying and gathering blocks on CPU. Addresses are integers, strides are bytes."""
+
+from __future__ import annotations
+
+from numba import njit
+
+from hfpaged_kernels.cpu_bits import clear_bytes, convert, copy_bytes, load_int32, load_int64
+
+
+@njit(cache=True, nogil=True)
+def write_rows(
+    source: int, source_kind: int, token_stride: int, source_head_stride: int,
+    cache: int, cache_kind: int, block_stride: int, cache_head_stride: int, row_bytes: int,
+    slots: int, num_tokens: int, num_heads: int, dim: int, block_size: int,
+) -> None:  # fmt: skip
+    """Store each token's heads at its slot; a negative slot is skipped."""
+    for token in range(num_tokens):
+        slot = load_int64(slots + 8 * token)
+        if slot < 0:
+            continue
+        block = slot // block_size
+        target = cache + block * block_stride + (slot - block * block_size) * row_bytes
+        row = source + token * token_stride
+        for head in range(num_heads):
+            convert(
+                row + head * source_head_stride, source_kind,
+                target + head * cache_head_stride, cache_kind, dim,
+            )  # fmt: skip
+
+
+@njit(cache=True, nogil=True)
+def copy_whole_blocks(
+    cache: int, block_stride: int, block_bytes: int, sources: int, targets: int, count: int
+) -> None:
+    """Copy blocks one after the other; no target is also a source of a later copy."""
+    for i in range(count):
+        target = cache + load_int64(targets + 8 * i) * block_stride
+        copy_bytes(target, cache + load_int64(sources + 8 * i) * block_stride, block_bytes)
+
+
+@njit(cache=True, nogil=True)
+def gather_rows(
+    cache: int, block_stride: int, head_stride: int, row_bytes: int, block_size: int, num_heads: int,
+    tables: int, table_stride: int, lengths: int, num_seqs: int, out: int, longest: int,
+) -> None:  # fmt: skip
+    """Each head's rows of each sequence, one after the other, into [num_seqs, num_heads, longest] rows."""
+    for item in range(num_seqs * num_heads):
+        seq = item // num_heads
+        head = cache + (item - seq * num_heads) * head_stride
+        length = load_int32(lengths + 4 * seq)
+        target = out + item * longest * row_bytes
+        for start in range(0, length, block_size):
+            block = load_int32(tables + seq * table_stride + start // block_size * 4)
+            rows = min(block_size, length - start)
+            copy_bytes(target + start * row_bytes, head + block * block_stride, rows * row_bytes)
+        clear_bytes(target + length * row_bytes, (longest - length) * row_bytes)

@@ -1,0 +1,127 @@
+"""The kernels for CPUs: tensors become addresses and strides, compiled functions do the rest.
+
+Shapes and meanings are those of `reference`. Tensors that the compiled functions cannot address (float64 caches,
+say) go to `reference` instead.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from hfpaged_kernels import cpu_blocks, cpu_decode, cpu_threads, reference
+from hfpaged_kernels.cpu_bits import BFLOAT16, FLOAT16, FLOAT32
+
+_KINDS = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16, torch.float16: FLOAT16}
+_SIZES = {torch.float32: 4, torch.bfloat16: 2, torch.float16: 2}
+
+
+def write_kv(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slots: Tensor) -> None:
+    if not (_rows_are_dense(key_cache) and _rows_are_dense(value_cache) and key.dtype in _KINDS):
+        return reference.write_kv(key, value, key_cache, value_cache, slots)
+    slots = _dense(slots, torch.int64)
+    _write(key, key_cache, slots)
+    _write(value, value_cache, slots)
+    return None
+
+
+def _write(source: Tensor, cache: Tensor, slots: Tensor) -> None:
+    tokens, heads, dim = source.shape
+    token_stride, head_stride, step = source.stride()
+    if step != 1:
+        source = source.contiguous()
+        token_stride, head_stride, step = source.stride()
+    size, cache_size = _SIZES[source.dtype], _SIZES[cache.dtype]
+    block_stride, cache_head_stride, row_stride, _ = cache.stride()
+    cpu_blocks.write_rows(
+        source.data_ptr(), _KINDS[source.dtype], token_stride * size, head_stride * size,
+        cache.data_ptr(), _KINDS[cache.dtype], block_stride * cache_size, cache_head_stride * cache_size,
+        row_stride * cache_size, slots.data_ptr(), tokens, heads, dim, cache.shape[2],
+    )  # fmt: skip
+
+
+def copy_blocks(key_cache: Tensor, value_cache: Tensor, sources: Tensor, targets: Tensor) -> None:
+    reference.copy_blocks(key_cache, value_cache, sources, targets)
+
+
+def gather(cache: Tensor, block_tables: Tensor, lengths: Tensor) -> Tensor:
+    return reference.gather(cache, block_tables, lengths)
+
+
+def decode(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    context_lengths: Tensor,
+    *,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    if not (_rows_are_dense(key_cache) and _rows_are_dense(value_cache) and query.dtype in _KINDS):
+        return reference.decode(
+            query, key_cache, value_cache, block_tables, context_lengths,
+            scale=scale, window=window, softcap=softcap, sinks=sinks,
+        )  # fmt: skip
+    seqs, heads, key_dim = query.shape
+    _, kv_heads, block_size, value_dim = value_cache.shape
+    query_stride, query_head_stride, step = query.stride()
+    if step != 1:
+        query = query.contiguous()
+        query_stride, query_head_stride, step = query.stride()
+    lengths = _dense(context_lengths, torch.int32)
+    tables = block_tables if block_tables.dtype is torch.int32 else block_tables.int()
+    table_stride, step = tables.stride()
+    if step != 1:
+        tables = tables.contiguous()
+        table_stride, step = tables.stride()
+    logits = None if sinks is None else _dense(sinks, torch.float32)
+    out = query.new_empty((seqs, heads, value_dim))
+    size, cache_size = _SIZES[query.dtype], _SIZES[key_cache.dtype]
+    key_block, key_head, _, _ = key_cache.stride()
+    value_block, value_head, _, _ = value_cache.stride()
+    call = (
+        query.data_ptr(), _KINDS[query.dtype], query_stride * size, query_head_stride * size,
+        key_cache.data_ptr(), value_cache.data_ptr(), _KINDS[key_cache.dtype],
+        key_block * cache_size, key_head * cache_size, value_block * cache_size, value_head * cache_size,
+        tables.data_ptr(), table_stride * 4, lengths.data_ptr(), 0 if logits is None else logits.data_ptr(),
+        out.data_ptr(), seqs, kv_heads, heads // kv_heads, key_dim, value_dim, block_size, window or 0,
+    )  # fmt: skip
+    threads = cpu_threads.threads()
+    if threads == 1:
+        cpu_decode.decode_alone(call, scale, softcap or 0.0)
+    else:
+        cpu_decode.decode_together(threads, call, scale, softcap or 0.0)
+    return out
+
+
+def prefill(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    context_lengths: Tensor,
+    query_starts: Tensor,
+    query_lengths: Tensor,
+    *,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    return reference.prefill(
+        query, key_cache, value_cache, block_tables, context_lengths, query_starts, query_lengths,
+        scale=scale, window=window, softcap=softcap, sinks=sinks,
+    )  # fmt: skip
+
+
+def _rows_are_dense(cache: Tensor) -> bool:
+    """Whether the rows of each block and head lie one after the other, in a dtype that the kernels know."""
+    strides = cache.stride()
+    return strides[3] == 1 and strides[2] == cache.shape[3] and cache.dtype in _KINDS
+
+
+def _dense(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    return tensor if tensor.dtype is dtype and tensor.is_contiguous() else tensor.to(dtype).contiguous()
