@@ -1,0 +1,119 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs
+# Triton reads the annotations of its functions and knows no others than tl.constexpr.
+"""Paged attention of one query token per sequence, split over the context, and the merge of the splits."""
+
+import triton
+import triton.language as tl
+
+from hfpaged_kernels.triton_blocks import load_slots, lookup_blocks
+from hfpaged_kernels.triton_math import attention_scores, final_weight, fold_in, merge_states
+
+
+@triton.jit
+def decode_kernel(
+    query_ptr, key_cache_ptr, value_cache_ptr, block_tables_ptr, context_lengths_ptr, sinks_ptr,
+    out_ptr, maxima_ptr, totals_ptr,
+    num_heads, window, scale, softcap,
+    query_token_stride, query_head_stride, table_stride,
+    key_block_stride, key_head_stride, key_slot_stride,
+    value_block_stride, value_head_stride, value_slot_stride,
+    GROUP: tl.constexpr, HEADS: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, KEY_DIM: tl.constexpr, KEY_PAD: tl.constexpr,
+    VALUE_DIM: tl.constexpr, VALUE_PAD: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr, IS_SPLIT: tl.constexpr,
+):  # fmt: skip
+    # One program attends for HEADS query heads of one KV head of one sequence over one split of the context.
+    # out_ptr is [num_seqs, num_heads, splits, VALUE_DIM]: the partial sums, or with one split the result.
+    seq = tl.program_id(0).to(tl.int64)
+    split = tl.program_id(2)
+    num_splits = tl.num_programs(2)
+    chunks_per_group: tl.constexpr = (GROUP + HEADS - 1) // HEADS
+    kv_head = tl.program_id(1) // chunks_per_group
+    in_group = (tl.program_id(1) % chunks_per_group) * HEADS + tl.arange(0, ROWS)
+    # tl.dot wants at least 16 rows: those behind HEADS or the group are padding, never loaded or stored.
+    real = (tl.arange(0, ROWS) < HEADS) & (in_group < GROUP)
+    heads = kv_head * GROUP + in_group
+
+    context = tl.load(context_lengths_ptr + seq)
+    visible_from = tl.maximum(context - window, 0)
+    aligned_from = visible_from // TILE * TILE
+    # Whole tiles per split, so that no tile is read by two programs.
+    split_length = tl.cdiv(tl.cdiv(context - aligned_from, num_splits), TILE) * TILE
+    first = aligned_from + split * split_length
+    last = tl.minimum(first + split_length, context)
+
+    key_dims = tl.arange(0, KEY_PAD)
+    query = tl.load(
+        query_ptr + seq * query_token_stride + heads[:, None] * query_head_stride + key_dims[None, :],
+        mask=real[:, None] & (key_dims[None, :] < KEY_DIM),
+        other=0.0,
+    )
+    maximum = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    accumulator = tl.zeros([ROWS, VALUE_PAD], tl.float32)
+    for start in range(first, last, TILE):
+        positions = start + tl.arange(0, TILE)
+        # Blocks before the window may be freed already, slots behind the end hold anything: neither is read.
+        wanted = (positions >= visible_from) & (positions < last)
+        blocks = lookup_blocks(block_tables_ptr + seq * table_stride, positions, wanted, BLOCK_SIZE)
+        keys = load_slots(
+            key_cache_ptr, blocks, positions, kv_head, wanted,
+            key_block_stride, key_head_stride, key_slot_stride, BLOCK_SIZE, KEY_DIM, KEY_PAD,
+        )  # fmt: skip
+        scores = attention_scores(query, keys, scale, softcap, HAS_SOFTCAP)
+        scores = tl.where(wanted[None, :], scores, float("-inf"))
+        values = load_slots(
+            value_cache_ptr, blocks, positions, kv_head, wanted,
+            value_block_stride, value_head_stride, value_slot_stride, BLOCK_SIZE, VALUE_DIM, VALUE_PAD,
+        )  # fmt: skip
+        accumulator, maximum, total = fold_in(accumulator, maximum, total, scores, values)
+
+    states = (seq * num_heads + heads) * num_splits + split
+    if IS_SPLIT:
+        tl.store(maxima_ptr + states, maximum, mask=real)
+        tl.store(totals_ptr + states, total, mask=real)
+    else:
+        sink = tl.full([ROWS], float("-inf"), tl.float32)
+        if HAS_SINKS:
+            sink = tl.load(sinks_ptr + heads, mask=real, other=float("-inf")).to(tl.float32)
+        accumulator = accumulator * final_weight(maximum, total, sink)[:, None]
+    value_dims = tl.arange(0, VALUE_PAD)
+    tl.store(
+        out_ptr + states[:, None] * VALUE_DIM + value_dims[None, :],
+        accumulator.to(out_ptr.dtype.element_ty),
+        mask=real[:, None] & (value_dims[None, :] < VALUE_DIM),
+    )
+
+
+@triton.jit
+def merge_kernel(
+    partial_ptr, maxima_ptr, totals_ptr, sinks_ptr, out_ptr,
+    num_heads, num_splits,
+    SPLITS_PAD: tl.constexpr, VALUE_DIM: tl.constexpr, VALUE_PAD: tl.constexpr, HAS_SINKS: tl.constexpr,
+):  # fmt: skip
+    # One program merges the splits of one query head of one sequence.
+    seq = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
+    row = seq * num_heads + head
+    splits = tl.arange(0, SPLITS_PAD)
+    value_dims = tl.arange(0, VALUE_PAD)
+    present = splits < num_splits
+    states = row * num_splits + splits
+    maxima = tl.load(maxima_ptr + states, mask=present, other=float("-inf"))
+    totals = tl.load(totals_ptr + states, mask=present, other=0.0)
+    partials = tl.load(
+        partial_ptr + states[:, None] * VALUE_DIM + value_dims[None, :],
+        mask=present[:, None] & (value_dims[None, :] < VALUE_DIM),
+        other=0.0,
+    )
+    accumulator, maximum, total = merge_states(partials, maxima, totals)
+    sink = float("-inf")
+    if HAS_SINKS:
+        # Here and in no split: a sink is one more logit of the whole row.
+        sink = tl.load(sinks_ptr + head).to(tl.float32)
+    out = accumulator * final_weight(maximum, total, sink)
+    tl.store(
+        out_ptr + row * VALUE_DIM + value_dims,
+        out.to(out_ptr.dtype.element_ty),
+        mask=value_dims < VALUE_DIM,
+    )

@@ -1,0 +1,208 @@
+"""The Triton form of every operation: what `reference` says, checked, prepared and launched.
+
+Nothing here waits for the device except `gather`, whose result has a size that only the device knows.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+from torch import Tensor
+
+from hfpaged_kernels import triton_launch as launch
+from hfpaged_kernels.triton_blocks import copy_blocks_kernel, gather_kernel, write_kv_kernel
+from hfpaged_kernels.triton_decode import decode_kernel, merge_kernel
+from hfpaged_kernels.triton_prefill import prefill_kernel
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def write_kv(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slots: Tensor) -> None:
+    """See `reference.write_kv`. Key and value may have any strides: they are not copied."""
+    _check_cache(key_cache)
+    _check_cache(value_cache)
+    num_tokens, num_kv_heads, key_dim = key.shape
+    if num_tokens == 0:
+        return
+    with launch.on_device(key_cache.device):
+        write_kv_kernel[(num_tokens, num_kv_heads)](
+            key, value, key_cache, value_cache, slots.contiguous(),
+            *key.stride(), *value.stride(), *key_cache.stride()[:3], *value_cache.stride()[:3],
+            BLOCK_SIZE=key_cache.shape[2],
+            **launch.dims("KEY", key_dim), **launch.dims("VALUE", value.shape[2]), num_warps=1,
+        )  # fmt: skip
+
+
+def copy_blocks(key_cache: Tensor, value_cache: Tensor, sources: Tensor, targets: Tensor) -> None:
+    """See `reference.copy_blocks`."""
+    for cache in (key_cache, value_cache):
+        _check_cache(cache)
+        if len(sources) == 1:
+            _copy(cache, cache, sources, targets)
+        elif len(sources) > 1:
+            # By way of a stage, as a block may be the target of one copy and the source of another.
+            stage = cache.new_empty(len(sources), *cache.shape[1:])
+            places = torch.arange(len(sources), device=cache.device)
+            _copy(cache, stage, sources, places)
+            _copy(stage, cache, places, targets)
+
+
+def gather(cache: Tensor, block_tables: Tensor, lengths: Tensor) -> Tensor:
+    """See `reference.gather`."""
+    _check_cache(cache)
+    longest = int(lengths.max()) if lengths.numel() else 0
+    num_seqs, num_kv_heads, dim = len(lengths), cache.shape[1], cache.shape[3]
+    dense = cache.new_empty(num_seqs, num_kv_heads, longest, dim)
+    if dense.numel() == 0:
+        return dense
+    tables, tile = launch.int32(block_tables), _rows_at_a_time(dim)
+    with launch.on_device(cache.device):
+        gather_kernel[(num_seqs, num_kv_heads, triton.cdiv(longest, tile))](
+            cache, tables, launch.int32(lengths), dense, longest, tables.stride(0), *cache.stride()[:3],
+            BLOCK_SIZE=cache.shape[2], DIM=dim, DIM_PAD=launch.pad(dim), TILE=tile,
+        )  # fmt: skip
+    return dense
+
+
+def decode(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    context_lengths: Tensor,
+    *,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """See `reference.decode`."""
+    query = _checked_query(query, key_cache, value_cache, window)
+    num_seqs, num_heads = query.shape[:2]
+    out = query.new_empty(num_seqs, num_heads, value_cache.shape[3])
+    if out.numel() == 0:
+        return out
+    tables = launch.int32(block_tables)
+    tiling = launch.decode_tiling(query.dtype, max(key_cache.shape[3], value_cache.shape[3]))
+    arguments = launch.attention_arguments(
+        query, key_cache, value_cache, tables, tiling.rows, scale, window, softcap
+    )
+    sink_arguments = {
+        "sinks_ptr": query if sinks is None else sinks.contiguous(),
+        "HAS_SINKS": sinks is not None,
+    }
+    programs_per_seq = key_cache.shape[1] * triton.cdiv(arguments["GROUP"], arguments["HEADS"])
+    longest = min(tables.shape[1] * key_cache.shape[2], arguments["window"])
+    splits = launch.num_splits(num_seqs * programs_per_seq, longest, launch.num_processors(query.device))
+    partial, maxima, totals = _partial_states(out, splits)
+    with launch.on_device(query.device):
+        decode_kernel[(num_seqs, programs_per_seq, splits)](
+            query, key_cache, value_cache, tables, launch.int32(context_lengths),
+            out_ptr=partial, maxima_ptr=maxima, totals_ptr=totals, **sink_arguments, **arguments,
+            ROWS=max(arguments["HEADS"], 16), TILE=tiling.tile, IS_SPLIT=splits > 1,
+            num_warps=tiling.warps, num_stages=tiling.stages,
+        )  # fmt: skip
+        if splits > 1:
+            merge_kernel[(num_seqs, num_heads)](
+                partial, maxima, totals, out_ptr=out, num_heads=num_heads, num_splits=splits,
+                **sink_arguments, SPLITS_PAD=triton.next_power_of_2(splits), **launch.dims("VALUE", out.shape[2]),
+            )  # fmt: skip
+    return out
+
+
+def prefill(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    context_lengths: Tensor,
+    query_starts: Tensor,
+    query_lengths: Tensor,
+    *,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """See `reference.prefill`."""
+    query = _checked_query(query, key_cache, value_cache, window)
+    num_seqs = len(query_lengths)
+    # Zeros, as the kernel does not visit the rows that no sequence owns.
+    out = query.new_zeros(*query.shape[:2], value_cache.shape[3])
+    if out.numel() == 0 or num_seqs == 0:
+        return out
+    tables = launch.int32(block_tables)
+    tiling = launch.prefill_tiling(query.dtype, max(key_cache.shape[3], value_cache.shape[3]))
+    arguments = launch.attention_arguments(
+        query, key_cache, value_cache, tables, tiling.rows, scale, window, softcap
+    )
+    tokens = tiling.rows // arguments["HEADS"]
+    tile_ends = ((query_lengths + tokens - 1) // tokens).cumsum(0, dtype=torch.int32)
+    # However the tokens fall into sequences, there are no more tiles than this.
+    tiles = len(query) // tokens + num_seqs
+    with launch.on_device(query.device):
+        prefill_kernel[(tiles, key_cache.shape[1] * triton.cdiv(arguments["GROUP"], arguments["HEADS"]))](
+            query, key_cache, value_cache, tables, launch.int32(context_lengths),
+            query if sinks is None else sinks.contiguous(),
+            launch.int32(query_starts), launch.int32(query_lengths), tile_ends, out,
+            num_seqs=num_seqs, **arguments,
+            ROWS=tiling.rows, TILE=tiling.tile, HAS_SINKS=sinks is not None,
+            num_warps=tiling.warps, num_stages=tiling.stages,
+        )  # fmt: skip
+    return out
+
+
+def _partial_states(out: Tensor, splits: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Room for accumulator, maximum and total of each split; one split finishes its rows in `out` instead."""
+    if splits == 1:
+        return out, out, out
+    num_seqs, num_heads, value_dim = out.shape
+    accumulators = out.new_empty(num_seqs, num_heads, splits, value_dim, dtype=torch.float32)
+    maxima, totals = out.new_empty(2, num_seqs, num_heads, splits, dtype=torch.float32)
+    return accumulators, maxima, totals
+
+
+def _copy(source: Tensor, target: Tensor, source_ids: Tensor, target_ids: Tensor) -> None:
+    _, num_kv_heads, block_size, dim = source.shape
+    with launch.on_device(source.device):
+        copy_blocks_kernel[(len(source_ids), num_kv_heads)](
+            source, target, source_ids.contiguous(), target_ids.contiguous(),
+            *source.stride()[:3], *target.stride()[:3],
+            BLOCK_SIZE=block_size, DIM=dim, DIM_PAD=launch.pad(dim),
+            TILE=min(block_size, _rows_at_a_time(dim)),
+        )  # fmt: skip
+
+
+def _rows_at_a_time(dim: int) -> int:
+    """Rows that a copying program holds in registers at once: 8,192 elements, 64 for each of 128 threads."""
+    return max(1, 8192 // launch.pad(dim))
+
+
+def _checked_query(query: Tensor, key_cache: Tensor, value_cache: Tensor, window: int | None) -> Tensor:
+    """`query` with its head dim contiguous, once everything about the call is found to be in order."""
+    _check_cache(key_cache)
+    _check_cache(value_cache)
+    if not query.dtype == key_cache.dtype == value_cache.dtype:
+        raise ValueError(
+            f"query is {query.dtype}, the caches are {key_cache.dtype} and {value_cache.dtype}; the Triton "
+            "kernels need one dtype. Make the cache with the dtype of the model."
+        )
+    if query.shape[2] != key_cache.shape[3]:
+        raise ValueError(f"query has head dim {query.shape[2]}, the key cache {key_cache.shape[3]}")
+    if query.shape[1] % key_cache.shape[1]:
+        raise ValueError(f"{query.shape[1]} query heads are no multiple of {key_cache.shape[1]} KV heads")
+    if window is not None and window < 1:
+        raise ValueError(f"window={window}: a token sees at least itself. Use None for no window.")
+    return query if query.stride(2) == 1 else query.contiguous()
+
+
+def _check_cache(cache: Tensor) -> None:
+    if cache.dtype not in DTYPES:
+        raise ValueError(f"no Triton kernel for a cache of {cache.dtype}; use one of {DTYPES}")
+    block_size = cache.shape[2]
+    if block_size & (block_size - 1):
+        raise ValueError(
+            f"block_size={block_size} is not a power of two; the kernels need one. Use 16 or 32."
+        )
+    if cache.stride(3) != 1:
+        raise ValueError(f"the head dim of a cache must be contiguous, its stride is {cache.stride(3)}")

@@ -1,0 +1,119 @@
+"""How the Triton kernels are cut and launched: tile sizes, splits, and the arguments that kernels share."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+# A window that hides nothing: positions are int32.
+NO_WINDOW = 2**31 - 1
+MAX_SPLITS = 64
+# Shorter splits cost more in the merge than they bring.
+MIN_SPLIT_LENGTH = 128
+
+
+class Tiling(NamedTuple):
+    """How an attention kernel is cut: query rows (at most) and context positions, and its launch options."""
+
+    rows: int
+    tile: int
+    warps: int
+    stages: int
+
+
+def decode_tiling(dtype: torch.dtype, dim: int) -> Tiling:
+    """The tiling of the decode kernel for the larger of key and value dim."""
+    if dtype == torch.float32:
+        # float32 without TF32 has no tensor cores: the product lives in registers, so tiles stay small.
+        return Tiling(rows=16, tile=32 if pad(dim) <= 128 else 16, warps=4, stages=1)
+    if pad(dim) <= 128:
+        return Tiling(rows=64, tile=64, warps=4, stages=2)
+    return Tiling(rows=32, tile=32, warps=4, stages=2 if pad(dim) <= 256 else 1)
+
+
+def prefill_tiling(dtype: torch.dtype, dim: int) -> Tiling:
+    """The tiling of the prefill kernel for the larger of key and value dim."""
+    if dtype == torch.float32:
+        return Tiling(
+            rows=32, tile=32 if pad(dim) <= 128 else 16, warps=4 if pad(dim) <= 128 else 8, stages=1
+        )
+    if pad(dim) <= 128:
+        return Tiling(rows=64, tile=64, warps=4, stages=2)
+    return Tiling(rows=64 if pad(dim) <= 256 else 32, tile=32, warps=8, stages=2 if pad(dim) <= 256 else 1)
+
+
+def num_splits(programs: int, longest: int, processors: int) -> int:
+    """Into how many parts decode cuts each context: two programs per processor, but no part too short.
+
+    `programs` run without a split; `longest` is the longest context that the block tables have room for.
+    """
+    wanted = triton.cdiv(2 * processors, programs)
+    return max(1, min(wanted, triton.cdiv(longest, MIN_SPLIT_LENGTH), MAX_SPLITS))
+
+
+@functools.cache
+def num_processors(device: torch.device) -> int:
+    """How many multiprocessors `device` has; 1 for the CPU, where Triton's interpreter runs."""
+    if device.type == "cpu":
+        return 1
+    properties = torch.get_device_module(device).get_device_properties(device)
+    return getattr(properties, "multi_processor_count", None) or getattr(properties, "gpu_subslice_count", 64)
+
+
+def on_device(device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    """Triton launches on the current device, which need not be the one that holds the tensors."""
+    if device.type == "cpu":
+        return contextlib.nullcontext()
+    return torch.get_device_module(device).device(device)
+
+
+def pad(dim: int) -> int:
+    """The power of two, 16 or more, that a kernel works with in place of `dim`."""
+    return max(16, triton.next_power_of_2(dim))
+
+
+def int32(tensor: Tensor) -> Tensor:
+    return tensor.to(torch.int32).contiguous()
+
+
+def dims(name: str, dim: int) -> dict[str, int]:
+    """The constants <name>_DIM and <name>_PAD."""
+    return {f"{name}_DIM": dim, f"{name}_PAD": pad(dim)}
+
+
+def attention_arguments(
+    query: Tensor, key_cache: Tensor, value_cache: Tensor, block_tables: Tensor, most_heads: int,
+    scale: float, window: int | None, softcap: float | None,
+) -> dict[str, Any]:  # fmt: skip
+    """What decode and prefill kernel have in common besides tensors: sizes, scalars, strides, constants."""
+    group = query.shape[1] // key_cache.shape[1]
+    return {
+        "num_heads": query.shape[1],
+        "window": NO_WINDOW if window is None else window,
+        "scale": scale,
+        "softcap": 0.0 if softcap is None else softcap,
+        "query_token_stride": query.stride(0),
+        "query_head_stride": query.stride(1),
+        "table_stride": block_tables.stride(0),
+        **cache_strides("key", key_cache),
+        **cache_strides("value", value_cache),
+        "GROUP": group,
+        "HEADS": min(triton.next_power_of_2(group), most_heads),
+        "BLOCK_SIZE": key_cache.shape[2],
+        **dims("KEY", key_cache.shape[3]),
+        **dims("VALUE", value_cache.shape[3]),
+        "HAS_SOFTCAP": softcap is not None,
+    }
+
+
+def cache_strides(name: str, cache: Tensor) -> dict[str, int]:
+    return {
+        f"{name}_block_stride": cache.stride(0),
+        f"{name}_head_stride": cache.stride(1),
+        f"{name}_slot_stride": cache.stride(2),
+    }

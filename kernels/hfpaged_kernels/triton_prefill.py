@@ -1,0 +1,101 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs
+# Triton reads the annotations of its functions and knows no others than tl.constexpr.
+"""Causal attention of ragged query tokens over their paged context."""
+
+import triton
+import triton.language as tl
+
+from hfpaged_kernels.triton_blocks import load_slots, lookup_blocks
+from hfpaged_kernels.triton_math import attention_scores, final_weight, fold_in
+
+
+@triton.jit
+def find_sequence(tile_ends_ptr, tile, num_seqs):
+    """The sequence that query tile `tile` belongs to, num_seqs if none: how many end at or before it."""
+    seq = 0
+    for first in range(0, num_seqs, 128):
+        seqs = first + tl.arange(0, 128)
+        ends = tl.load(tile_ends_ptr + seqs, mask=seqs < num_seqs, other=2147483647)
+        seq += tl.sum((ends <= tile).to(tl.int32), 0)
+    return seq
+
+
+@triton.jit
+def prefill_kernel(
+    query_ptr, key_cache_ptr, value_cache_ptr, block_tables_ptr, context_lengths_ptr, sinks_ptr,
+    query_starts_ptr, query_lengths_ptr, tile_ends_ptr, out_ptr,
+    num_seqs, num_heads, window, scale, softcap,
+    query_token_stride, query_head_stride, table_stride,
+    key_block_stride, key_head_stride, key_slot_stride,
+    value_block_stride, value_head_stride, value_slot_stride,
+    GROUP: tl.constexpr, HEADS: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, KEY_DIM: tl.constexpr, KEY_PAD: tl.constexpr,
+    VALUE_DIM: tl.constexpr, VALUE_PAD: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr,
+):  # fmt: skip
+    # One program attends for ROWS // HEADS query tokens of one sequence and HEADS query heads of one KV head.
+    # Tiles are numbered through all sequences: tile_ends[s] is the first tile behind sequence s.
+    TOKENS: tl.constexpr = ROWS // HEADS
+    seq = find_sequence(tile_ends_ptr, tl.program_id(0), num_seqs)
+    # The grid has room for the worst split of the tokens into sequences, so some programs find no work.
+    if seq >= num_seqs:
+        return
+    query_start = tl.load(query_starts_ptr + seq).to(tl.int64)
+    query_length = tl.load(query_lengths_ptr + seq)
+    context = tl.load(context_lengths_ptr + seq)
+    first_tile = tl.load(tile_ends_ptr + seq) - tl.cdiv(query_length, TOKENS)
+    first_token = (tl.program_id(0) - first_tile) * TOKENS
+
+    chunks_per_group: tl.constexpr = (GROUP + HEADS - 1) // HEADS
+    kv_head = (tl.program_id(1) // chunks_per_group).to(tl.int64)
+    in_group = (tl.program_id(1) % chunks_per_group) * HEADS + tl.arange(0, ROWS) % HEADS
+    heads = kv_head * GROUP + in_group
+    tokens = first_token + tl.arange(0, ROWS) // HEADS
+    real = (in_group < GROUP) & (tokens < query_length)
+
+    key_dims = tl.arange(0, KEY_PAD)
+    query_rows = (query_start + tokens) * query_token_stride + heads * query_head_stride
+    query = tl.load(
+        query_ptr + query_rows[:, None] + key_dims[None, :],
+        mask=real[:, None] & (key_dims[None, :] < KEY_DIM),
+        other=0.0,
+    )
+    query_positions = context - query_length + tokens
+    first_position = context - query_length + first_token
+    visible_from = tl.maximum(first_position - window + 1, 0)
+    visible_to = tl.minimum(first_position + TOKENS, context)
+
+    table_ptr = block_tables_ptr + seq.to(tl.int64) * table_stride
+    maximum = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    accumulator = tl.zeros([ROWS, VALUE_PAD], tl.float32)
+    for start in range(visible_from // TILE * TILE, visible_to, TILE):
+        positions = start + tl.arange(0, TILE)
+        # Blocks before the window may be freed already, slots behind the end hold anything: neither is read.
+        wanted = (positions >= visible_from) & (positions < visible_to)
+        blocks = lookup_blocks(table_ptr, positions, wanted, BLOCK_SIZE)
+        keys = load_slots(
+            key_cache_ptr, blocks, positions, kv_head, wanted,
+            key_block_stride, key_head_stride, key_slot_stride, BLOCK_SIZE, KEY_DIM, KEY_PAD,
+        )  # fmt: skip
+        scores = attention_scores(query, keys, scale, softcap, HAS_SOFTCAP)
+        distance = query_positions[:, None] - positions[None, :]
+        seen = wanted[None, :] & (distance >= 0) & (distance < window)
+        scores = tl.where(seen, scores, float("-inf"))
+        values = load_slots(
+            value_cache_ptr, blocks, positions, kv_head, wanted,
+            value_block_stride, value_head_stride, value_slot_stride, BLOCK_SIZE, VALUE_DIM, VALUE_PAD,
+        )  # fmt: skip
+        accumulator, maximum, total = fold_in(accumulator, maximum, total, scores, values)
+
+    sink = tl.full([ROWS], float("-inf"), tl.float32)
+    if HAS_SINKS:
+        sink = tl.load(sinks_ptr + heads, mask=real, other=float("-inf")).to(tl.float32)
+    accumulator = accumulator * final_weight(maximum, total, sink)[:, None]
+    value_dims = tl.arange(0, VALUE_PAD)
+    out_rows = ((query_start + tokens) * num_heads + heads) * VALUE_DIM
+    tl.store(
+        out_ptr + out_rows[:, None] + value_dims[None, :],
+        accumulator.to(out_ptr.dtype.element_ty),
+        mask=real[:, None] & (value_dims[None, :] < VALUE_DIM),
+    )
