@@ -105,7 +105,8 @@ def decode(
         if splits > 1:
             merge_kernel[(num_seqs, num_heads)](
                 partial, maxima, totals, out_ptr=out, num_heads=num_heads, num_splits=splits,
-                **sink_arguments, SPLITS_PAD=triton.next_power_of_2(splits), **launch.dims("VALUE", out.shape[2]),
+                **sink_arguments, SPLITS_PAD=triton.next_power_of_2(splits),
+                **launch.dims("VALUE", out.shape[2]),
             )  # fmt: skip
     return out
 

@@ -43,7 +43,8 @@ def prefill_tiling(dtype: torch.dtype, dim: int) -> Tiling:
             rows=32, tile=32 if pad(dim) <= 128 else 16, warps=4 if pad(dim) <= 128 else 8, stages=1
         )
     if pad(dim) <= 128:
-        return Tiling(rows=64, tile=64, warps=4, stages=2)
+        # More positions at a time make registers spill on compute capability 8.0.
+        return Tiling(rows=64, tile=64 if pad(dim) <= 64 else 32, warps=4, stages=2)
     return Tiling(rows=64 if pad(dim) <= 256 else 32, tile=32, warps=8, stages=2 if pad(dim) <= 256 else 1)
 
 
@@ -62,7 +63,9 @@ def num_processors(device: torch.device) -> int:
     if device.type == "cpu":
         return 1
     properties = torch.get_device_module(device).get_device_properties(device)
-    return getattr(properties, "multi_processor_count", None) or getattr(properties, "gpu_subslice_count", 64)
+    # Intel's devices call them subslices.
+    name = "multi_processor_count" if hasattr(properties, "multi_processor_count") else "gpu_subslice_count"
+    return int(getattr(properties, name))
 
 
 def on_device(device: torch.device) -> contextlib.AbstractContextManager[Any]:

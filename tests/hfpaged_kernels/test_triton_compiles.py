@@ -1,0 +1,70 @@
+"""Every launch compiles ahead of time, without a device, for every target that is claimed.
+
+All dtypes and head sizes on one target; on the others, which share the front end, each dtype and each size once.
+"""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from triton.backends.compiler import GPUTarget
+
+LAUNCHES = runpy.run_path(str(Path(__file__).parent / "triton_launches.py"))
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+DIMS = ((64, 64), (80, 80), (96, 96), (128, 128), (192, 128), (256, 256), (512, 512))
+TARGETS = {
+    "sm80": GPUTarget("cuda", 80, 32),
+    "sm90": GPUTarget("cuda", 90, 32),
+    "sm100": GPUTarget("cuda", 100, 32),
+    "gfx942": GPUTarget("hip", "gfx942", 64),
+}
+# What a program may hold: sm80 stands for the consumer cards of its family (8.6, 8.9), which have least.
+SHARED_KIB = {"sm80": 99, "sm90": 227, "sm100": 227, "gfx942": 64}
+
+EVERY_PAIR = [("sm80", dtype, dims) for dtype in DTYPES for dims in DIMS]
+DIAGONAL = [
+    (target, DTYPES[index % len(DTYPES)], dims)
+    for offset, target in enumerate(("sm90", "sm100", "gfx942"))
+    for index, dims in enumerate(DIMS, start=offset)
+]
+
+
+@pytest.fixture(autouse=True)
+def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("target", "dtype", "dims"), EVERY_PAIR + DIAGONAL, ids=lambda value: str(value).replace("torch.", "")
+)
+def test_every_operation_compiles(target: str, dtype: torch.dtype, dims: tuple[int, int]) -> None:
+    launches = LAUNCHES["launches_of_every_operation"](dtype, *dims)
+    assert {launch.kernel.__name__ for launch in launches} == set(LAUNCHES["KERNELS"])
+    for launch in launches:
+        _assert_compiles(launch, target)
+
+
+@pytest.mark.parametrize(
+    ("group", "block_size"), [(1, 16), (7, 1), (71, 8), (8, 256)], ids=lambda value: str(value)
+)
+def test_attention_compiles_for_every_kind_of_group_and_block(group: int, block_size: int) -> None:
+    launches = LAUNCHES["launches_of_every_operation"](torch.bfloat16, 128, 128, group, block_size)
+    for launch in launches:
+        _assert_compiles(launch, "sm90")
+
+
+def _assert_compiles(launch: Any, target: str) -> None:
+    name = launch.kernel.__name__
+    compiled = LAUNCHES["compiled"](launch, TARGETS[target])
+    text, binary = ("amdgcn", "hsaco") if target == "gfx942" else ("ptx", "cubin")
+    assert name in compiled.asm[text]
+    assert len(compiled.asm[binary]) > 0
+    assert compiled.metadata.shared <= SHARED_KIB[target] * 1024, f"{name}: {compiled.metadata.shared} bytes"

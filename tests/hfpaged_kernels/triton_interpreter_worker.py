@@ -1,0 +1,63 @@
+"""Runs every check of `triton_cases` in Triton's interpreter and prints {name: "" or what is wrong} as JSON.
+
+A process of its own, with TRITON_INTERPRET=1, as Triton looks at the variable when kernels are imported.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import triton.language as tl
+from triton.runtime import interpreter
+
+sys.path.insert(0, str(Path(__file__).parent))
+from triton_cases import CHECKS
+
+
+def give_the_interpreter_bfloat16() -> None:
+    """numpy has no bfloat16, and the interpreter keeps the bits as uint16.
+
+    tl.dot would multiply these bits as integers, and the conversion from float32 loses the carry into the
+    exponent when a mantissa rounds up to the next power of two. Both are put right here.
+    """
+    convert = interpreter._convert_float
+    builder = interpreter.InterpreterBuilder
+
+    def convert_float(data: Any, source: Any, target: Any, rounding: Any) -> Any:
+        if (source, target) == (tl.float32, tl.bfloat16):
+            bits = np.ascontiguousarray(data).view(np.uint32).reshape(data.shape)
+            to_nearest_even = np.uint32(0x7FFF) + ((bits >> 16) & 1)
+            rounded = ((bits + to_nearest_even) >> 16).astype(np.uint16)
+            return np.where(np.isnan(bits.view(np.float32)), np.uint16(0x7FC0), rounded)
+        return convert(data, source, target, rounding)
+
+    def widened(handle: Any) -> Any:
+        if handle.dtype.scalar == tl.bfloat16:
+            return (handle.data.astype(np.uint32) << 16).view(np.float32)
+        return handle.data.astype(np.float32)
+
+    def create_dot(self: Any, a: Any, b: Any, d: Any, *_: Any) -> Any:
+        return interpreter.TensorHandle(np.matmul(widened(a), widened(b)) + d.data, d.dtype.scalar)
+
+    interpreter._convert_float = convert_float
+    builder.create_dot = create_dot
+
+
+def outcome(name: str) -> str:
+    check, case = CHECKS[name]
+    try:
+        check(case, "cpu")
+    except Exception:
+        return traceback.format_exc()
+    return ""
+
+
+if __name__ == "__main__":
+    share, shares = int(sys.argv[1]), int(sys.argv[2])
+    give_the_interpreter_bfloat16()
+    print(json.dumps({name: outcome(name) for name in list(CHECKS)[share::shares]}))

@@ -1,0 +1,111 @@
+"""Catches what `triton_form` launches, so that it can be compiled for a device that is not there."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+from unittest import mock
+
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, CompiledKernel
+from triton.compiler import compile as compile_source
+
+from hfpaged_kernels import triton_form, triton_launch
+
+KERNELS = (
+    "write_kv_kernel",
+    "copy_blocks_kernel",
+    "gather_kernel",
+    "decode_kernel",
+    "merge_kernel",
+    "prefill_kernel",
+)
+TYPES = {
+    torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16",
+    torch.int32: "*i32", torch.int64: "*i64",
+}  # fmt: skip
+OPTIONS = ("num_warps", "num_stages")
+
+
+class Launch(NamedTuple):
+    kernel: Any
+    arguments: dict[str, Any]
+    options: dict[str, int]
+
+
+class Recorder:
+    """Stands for a kernel: kernel[grid](...) is written down and not run."""
+
+    def __init__(self, kernel: Any, launches: list[Launch]) -> None:
+        self._kernel = kernel
+        self._launches = launches
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Recorder:
+        return self
+
+    def __call__(self, *args: Any, **kwargs: Any) -> None:
+        options = {name: kwargs.pop(name) for name in OPTIONS if name in kwargs}
+        arguments = dict(zip(self._kernel.arg_names, args, strict=False)) | kwargs
+        assert set(arguments) == set(self._kernel.arg_names)
+        self._launches.append(Launch(self._kernel, arguments, options))
+
+
+@contextlib.contextmanager
+def recorded(splits: int) -> Iterator[list[Launch]]:
+    launches: list[Launch] = []
+    with contextlib.ExitStack() as stack:
+        for name in KERNELS:
+            kernel = getattr(triton_form, name)
+            stack.enter_context(mock.patch.object(triton_form, name, Recorder(kernel, launches)))
+        stack.enter_context(mock.patch.object(triton_launch, "num_splits", lambda *_: splits))
+        yield launches
+
+
+def compiled(launch: Launch, target: GPUTarget) -> CompiledKernel:
+    """Compiles ahead of time what a launch would compile: the same constants, alignments and options."""
+    signature: dict[str, str] = {}
+    constants: dict[tuple[int, ...], Any] = {}
+    alignments: dict[tuple[int, ...], list[list[Any]]] = {}
+    for index, name in enumerate(launch.kernel.arg_names):
+        value = launch.arguments[name]
+        if name.isupper() or (isinstance(value, int) and value == 1):
+            signature[name] = "constexpr"
+            constants[(index,)] = value
+            continue
+        signature[name] = _type(value)
+        if isinstance(value, torch.Tensor) or (isinstance(value, int) and value % 16 == 0):
+            alignments[(index,)] = [["tt.divisibility", 16]]
+    source = ASTSource(launch.kernel, signature, constants, alignments)
+    return compile_source(source, target=target, options=launch.options)
+
+
+def _type(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return TYPES[value.dtype]
+    return "fp32" if isinstance(value, float) else "i32"
+
+
+def launches_of_every_operation(
+    dtype: torch.dtype, key_dim: int, value_dim: int, group: int = 4, block_size: int = 16
+) -> list[Launch]:
+    """Decode with and without splits, merge, prefill, write, copy and gather; all options of attention on."""
+    key_cache = torch.zeros(4, 2, block_size, key_dim, dtype=dtype)
+    value_cache = torch.zeros(4, 2, block_size, value_dim, dtype=dtype)
+    query = torch.zeros(2, 2 * group, key_dim, dtype=dtype)
+    tables = torch.zeros(2, 2, dtype=torch.int32)
+    lengths = torch.full((2,), 5, dtype=torch.int32)
+    starts, ones = torch.arange(2, dtype=torch.int32), torch.ones(2, dtype=torch.int32)
+    ids = torch.arange(2)
+    attention = {"scale": 0.1, "window": 9, "softcap": 30.0, "sinks": torch.zeros(2 * group, dtype=dtype)}
+    caches = (key_cache, value_cache)
+    with recorded(splits=1) as launches:
+        triton_form.write_kv(key_cache[:2, :, 0], value_cache[:2, :, 0], *caches, ids)
+        triton_form.copy_blocks(*caches, ids[:1], ids[1:])
+        triton_form.gather(key_cache, tables, lengths)
+        triton_form.decode(query, *caches, tables, lengths, **attention)
+        triton_form.prefill(query, *caches, tables, lengths, starts, ones, **attention)
+    with recorded(splits=4) as split_launches:
+        triton_form.decode(query, *caches, tables, lengths, **attention)
+    return launches + split_launches
