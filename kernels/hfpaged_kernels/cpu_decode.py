@@ -22,6 +22,8 @@ from numba import njit, prange
 from hfpaged_kernels.cpu_bits import (
     FLOAT32,
     LANES,
+    larger,
+    add,
     NOTHING,
     clear_bytes,
     convert,
@@ -43,6 +45,7 @@ from hfpaged_kernels.cpu_bits import (
     where_at_most,
 )
 from hfpaged_kernels.cpu_strips import (
+    STRIP,
     add_weighted,
     padded,
     prefetch_strip,
@@ -51,6 +54,8 @@ from hfpaged_kernels.cpu_strips import (
     strips_between,
 )
 
+# Waking a thread costs as much as this many strips.
+STRIPS_WORTH_A_THREAD = 4
 # Two places for partial results per share: the head it found begun, and the head it left unfinished.
 _BEGUN, _UNFINISHED = 0, 1
 
@@ -61,13 +66,13 @@ def _first_visible(length: int, window: int) -> int:
 
 
 @njit(forceinline=True)
-def _line(lengths: int, num_seqs: int, window: int, kv_heads: int) -> Any:
+def _line(lengths: int, num_seqs: int, window: int) -> Any:
     """[num_seqs + 1] where each sequence begins on the line of strips, and where the line ends."""
     starts = np.zeros(num_seqs + 1, dtype=np.int64)
     for seq in range(num_seqs):
         length = load_int32(lengths + 4 * seq)
         strips = strips_between(_first_visible(length, window), length)
-        starts[seq + 1] = starts[seq] + strips * kv_heads
+        starts[seq + 1] = starts[seq] + strips
     return starts
 
 
@@ -119,6 +124,31 @@ def _finish(state: int, group: int, width: int, out: int, out_kind: int, dim: in
         convert(row, FLOAT32, out + g * dim * size_of(out_kind), out_kind, dim)
 
 
+@njit(forceinline=True)
+def _weigh(weights: int, count: int, state: int, heads: int, width: int, h: int, scale: float, softcap: float) -> None:
+    """Turn the products of one head with a strip of keys into weights, under the maximum so far."""
+    top = splat(-np.inf)
+    for part in range(0, STRIP, LANES):
+        scores = multiply(load(weights + 4 * part), splat(scale))
+        if softcap > 0:
+            scores = multiply(splat(softcap), tanh(multiply(scores, splat(np.float32(1.0) / softcap))))
+        if count < STRIP:
+            scores = where_at_most(lane_numbers(), splat(np.float32(count - 1 - part)), scores, splat(-np.inf))
+        store(weights + 4 * part, scores)
+        top = larger(top, scores)
+    highest = largest(top)
+    if highest > load_one(state + 4 * h):
+        _raise_maximum(state, heads, width, h, highest)
+    maximum = splat(load_one(state + 4 * h))
+    added = splat(0.0)
+    for part in range(0, STRIP, LANES):
+        weight = exp(subtract(load(weights + 4 * part), maximum))
+        store(weights + 4 * part, weight)
+        added = add(added, weight)
+    sums = state + 4 * (heads + h)
+    store_one(sums, load_one(sums) + total(added))
+
+
 @njit(nogil=True)
 def decode_share(share: int, shares: int, starts: Any, partials: int, owners: Any, call: Any, scale: float,
                  softcap: float) -> None:  # fmt: skip
@@ -129,14 +159,15 @@ def decode_share(share: int, shares: int, starts: Any, partials: int, owners: An
         block_size, window,
     ) = call  # fmt: skip
     key_width, width = padded(key_dim), padded(value_dim)
-    state_bytes = 4 * group * (2 + width)
-    memory = np.empty(group * (key_width + 2 + width) + LANES * (key_width + width + 2), dtype=np.float32)
+    heads = kv_heads * group
+    state_bytes = 4 * heads * (2 + width)
+    memory = np.empty(heads * (key_width + 2 + width) + STRIP * (key_width + width + group) + LANES, dtype=np.float32)
     key_strip = (memory.ctypes.data + 63) // 64 * 64
-    value_strip = key_strip + 4 * LANES * key_width
-    weights = value_strip + 4 * LANES * width
-    rows = weights + 4 * LANES
-    state = rows + 4 * group * key_width
-    clear_bytes(rows, 4 * group * key_width)
+    value_strip = key_strip + 4 * STRIP * key_width
+    weights = value_strip + 4 * STRIP * width
+    rows = weights + 4 * STRIP * group
+    state = rows + 4 * heads * key_width
+    clear_bytes(rows, 4 * heads * key_width)
 
     unit, end = starts[num_seqs] * share // shares, starts[num_seqs] * (share + 1) // shares
     seq = 0
@@ -146,58 +177,54 @@ def decode_share(share: int, shares: int, starts: Any, partials: int, owners: An
         length = load_int32(lengths + 4 * seq)
         first = _first_visible(length, window)
         strips = strips_between(first, length)
-        head = (unit - starts[seq]) // strips
-        begin = unit - starts[seq] - head * strips
+        begin = unit - starts[seq]
         stop = min(strips, begin + end - unit)
         table = tables + seq * table_stride
-        for g in range(group):
-            source = query + seq * query_stride + (head * group + g) * query_head_stride
-            convert(source, query_kind, rows + 4 * g * key_width, FLOAT32, key_dim)
-        _begin(state, group, width, sinks + 4 * head * group if sinks != 0 and begin == 0 else 0)
-
-        key_base, value_base = keys + head * key_head, values + head * value_head
+        for h in range(heads):
+            source = query + seq * query_stride + h * query_head_stride
+            convert(source, query_kind, rows + 4 * h * key_width, FLOAT32, key_dim)
+        _begin(state, heads, width, sinks if begin == 0 else 0)
         for strip in range(begin, stop):
-            position = first + strip * LANES
-            count = min(LANES, length - position)
-            following = min(LANES, length - position - LANES)
-            if strip + 1 < stop:
-                prefetch_strip(
-                    key_base, kind, key_block, key_dim, block_size, table, position + LANES, following
-                )
-                prefetch_strip(
-                    value_base, kind, value_block, value_dim, block_size, table, position + LANES, following
-                )
-            read_strip(key_base, kind, key_block, key_dim, block_size, table, position, count, key_strip)
-            read_strip(
-                value_base, kind, value_block, value_dim, block_size, table, position, count, value_strip
-            )
-            for g in range(group):
-                scores = multiply(score_strip(rows + 4 * g * key_width, key_strip, key_width), splat(scale))
-                if softcap > 0:
-                    scores = multiply(
-                        splat(softcap), tanh(multiply(scores, splat(np.float32(1.0) / softcap)))
+            position = first + strip * STRIP
+            count = min(STRIP, length - position)
+            for kv_head in range(kv_heads):
+                following, ahead = kv_head + 1, position
+                if following == kv_heads:
+                    following, ahead = 0, position + STRIP
+                if ahead < length:
+                    left = min(STRIP, length - ahead)
+                    prefetch_strip(
+                        keys + following * key_head, kind, key_block, key_dim, block_size, table, ahead, left
                     )
-                if count < LANES:
-                    scores = where_at_most(
-                        lane_numbers(), splat(np.float32(count - 1)), scores, splat(-np.inf)
+                    prefetch_strip(
+                        values + following * value_head, kind, value_block, value_dim, block_size, table, ahead, left
                     )
-                top = largest(scores)
-                if top > load_one(state + 4 * g):
-                    _raise_maximum(state, group, width, g, top)
-                weight = exp(subtract(scores, splat(load_one(state + 4 * g))))
-                sums = state + 4 * (group + g)
-                store_one(sums, load_one(sums) + total(weight))
-                store(weights, weight)
-                add_weighted(state + 8 * group + 4 * g * width, weights, value_strip, width, count)
+                strip_keys = read_strip(
+                    keys + kv_head * key_head, kind, key_block, key_dim, block_size, table, position, count, key_strip
+                )
+                for g in range(group):
+                    row = rows + 4 * (kv_head * group + g) * key_width
+                    for part in range(0, STRIP, LANES):
+                        store(
+                            weights + 4 * (g * STRIP + part),
+                            score_strip(row, strip_keys + 4 * part * key_width, key_width),
+                        )
+                for g in range(group):
+                    _weigh(weights + 4 * g * STRIP, count, state, heads, width, kv_head * group + g, scale, softcap)
+                strip_values = read_strip(
+                    values + kv_head * value_head, kind, value_block, value_dim, block_size, table, position, count,
+                    value_strip,
+                )
+                for g in range(group):
+                    total_row = state + 8 * heads + 4 * (kv_head * group + g) * width
+                    add_weighted(total_row, weights + 4 * g * STRIP, strip_values, width, count)
 
-        item = seq * kv_heads + head
         if begin == 0 and stop == strips:
-            target = out + item * group * value_dim * size_of(query_kind)
-            _finish(state, group, width, target, query_kind, value_dim)
+            _finish(state, heads, width, out + seq * heads * value_dim * size_of(query_kind), query_kind, value_dim)
         else:
             slot = 2 * share + (_UNFINISHED if begin == 0 else _BEGUN)
             copy_bytes(partials + slot * state_bytes, state, state_bytes)
-            owners[slot] = item
+            owners[slot] = seq
         unit += stop - begin
 
 
@@ -227,29 +254,22 @@ def _clear_empty(lengths: int, num_seqs: int, out: int, row_bytes: int) -> None:
             clear_bytes(out + seq * row_bytes, row_bytes)
 
 
-@njit(cache=True, nogil=True)
-def decode_alone(call: Any, scale: float, softcap: float) -> None:
-    """The whole line in the calling thread."""
-    lengths, out, num_seqs, kv_heads, group, value_dim, window = (
-        call[13], call[15], call[16], call[17], call[18], call[20], call[22],
-    )  # fmt: skip
-    starts = _line(lengths, num_seqs, window, kv_heads)
-    _clear_empty(lengths, num_seqs, out, kv_heads * group * value_dim * size_of(call[1]))
-    decode_share(0, 1, starts, 0, starts, call, scale, softcap)
-
-
 @njit(cache=True, nogil=True, parallel=True)
-def decode_together(threads: int, call: Any, scale: float, softcap: float) -> None:
-    """The line in equal shares, one per thread."""
+def decode(threads: int, call: Any, scale: float, softcap: float) -> None:
+    """The whole line, in equal shares of which each thread takes one."""
     lengths, out, num_seqs, kv_heads, group, value_dim, window = (
         call[13], call[15], call[16], call[17], call[18], call[20], call[22],
     )  # fmt: skip
-    starts = _line(lengths, num_seqs, window, kv_heads)
-    _clear_empty(lengths, num_seqs, out, kv_heads * group * value_dim * size_of(call[1]))
-    shares = max(1, min(threads, starts[num_seqs]))
-    partials = np.empty(2 * shares * group * (2 + padded(value_dim)), dtype=np.float32)
+    heads = kv_heads * group
+    starts = _line(lengths, num_seqs, window)
+    _clear_empty(lengths, num_seqs, out, heads * value_dim * size_of(call[1]))
+    shares = max(1, min(threads, starts[num_seqs] // STRIPS_WORTH_A_THREAD))
+    partials = np.empty(2 * shares * heads * (2 + padded(value_dim)), dtype=np.float32)
     owners = np.full(2 * shares, -1, dtype=np.int64)
     address = partials.ctypes.data
-    for share in prange(shares):
-        decode_share(share, shares, starts, address, owners, call, scale, softcap)
-    merge_shares(shares, address, owners, group, value_dim, out, call[1])
+    if shares == 1:
+        decode_share(0, 1, starts, address, owners, call, scale, softcap)
+    else:
+        for share in prange(shares):
+            decode_share(share, shares, starts, address, owners, call, scale, softcap)
+        merge_shares(shares, address, owners, heads, value_dim, out, call[1])

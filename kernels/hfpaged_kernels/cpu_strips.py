@@ -36,6 +36,7 @@ from hfpaged_kernels.cpu_bits import (
 )
 
 CACHE_LINE = 64
+STRIP = 2 * LANES
 
 
 @njit(forceinline=True)
@@ -45,7 +46,7 @@ def padded(dim: int) -> int:
 
 @njit(forceinline=True)
 def strips_between(first: int, end: int) -> int:
-    return (end - first + LANES - 1) // LANES
+    return (end - first + STRIP - 1) // STRIP
 
 
 @njit(forceinline=True)
@@ -66,7 +67,7 @@ def _read_rows(source: int, kind: int, target: int, count: int) -> None:
 def read_strip(
     cache: int, kind: int, block_stride: int, dim: int, block_size: int, table: int, position: int, rows: int,
     target: int,
-) -> None:  # fmt: skip
+) -> int:  # fmt: skip
     """Rows position .. position + rows of the head at `cache` into `target` ([16, padded(dim)] float32)."""
     width, row_bytes = padded(dim), dim * size_of(kind)
     done = 0
@@ -83,8 +84,9 @@ def read_strip(
                 convert(source + row * row_bytes, kind, start, 0, dim)
                 clear_bytes(start + 4 * dim, 4 * (width - dim))
         done += run
-    if rows < LANES:
-        clear_bytes(target + rows * 4 * width, (LANES - rows) * 4 * width)
+    if rows < STRIP:
+        clear_bytes(target + rows * 4 * width, (STRIP - rows) * 4 * width)
+    return target
 
 
 @njit(forceinline=True)

@@ -89,11 +89,7 @@ def decode(
         tables.data_ptr(), table_stride * 4, lengths.data_ptr(), 0 if logits is None else logits.data_ptr(),
         out.data_ptr(), seqs, kv_heads, heads // kv_heads, key_dim, value_dim, block_size, window or 0,
     )  # fmt: skip
-    threads = cpu_threads.threads()
-    if threads == 1:
-        cpu_decode.decode_alone(call, scale, softcap or 0.0)
-    else:
-        cpu_decode.decode_together(threads, call, scale, softcap or 0.0)
+    cpu_threads.run(cpu_decode.decode, call, scale, softcap or 0.0)
     return out
 
 
