@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def build_parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
-    """The parser for one command line: complete for the command that `words` name, a help line for the others."""
+    """The parser for one command line: complete for the command in `words`, a help line for the others."""
     parser = argparse.ArgumentParser(
         prog="hfpaged",
         description="PagedAttention for the model that you already have in transformers.",

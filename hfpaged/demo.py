@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.table import Table
-from transformers import DynamicCache
+from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
 import hfpaged
 from hfpaged import demo_model
@@ -24,7 +24,7 @@ PROMPTS = (
     "What is the capital of France?",
     "Explain in two sentences why the sky is blue.",
     "Name three fruits.",
-    "A train leaves at nine in the morning and needs four hours for its way to the coast. When does it arrive?",
+    "A train leaves at nine in the morning and needs four hours to the coast. When does it arrive?",
 )
 DTYPES = ("float32", "bfloat16", "float16")
 REPEATS = 3
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     return 0 if outcomes[PLAIN].rows == outcomes[PAGED].rows else 1
 
 
-def chat_inputs(tokenizer: demo_model.Tokenizer, prompts: Sequence[str]) -> Any:
+def chat_inputs(tokenizer: PreTrainedTokenizerBase, prompts: Sequence[str]) -> Any:
     """One left-padded batch, in the model's own chat format where it has one."""
     if tokenizer.chat_template is None:
         return tokenizer(list(prompts), padding=True, return_tensors="pt")
@@ -81,7 +81,7 @@ def chat_inputs(tokenizer: demo_model.Tokenizer, prompts: Sequence[str]) -> Any:
     )
 
 
-def generate_plain(model: demo_model.Model, inputs: Any, max_new_tokens: int) -> Outcome:
+def generate_plain(model: PreTrainedModel, inputs: Any, max_new_tokens: int) -> Outcome:
     """Greedy generation with the cache and the attention that transformers brings."""
     cache = DynamicCache(config=model.config)
     rows = _generate(model, inputs, max_new_tokens, cache)
@@ -89,7 +89,7 @@ def generate_plain(model: demo_model.Model, inputs: Any, max_new_tokens: int) ->
     return Outcome(rows, dynamic_kv_bytes(cache, padding), "none")
 
 
-def generate_paged(model: demo_model.Model, inputs: Any, max_new_tokens: int) -> Outcome:
+def generate_paged(model: PreTrainedModel, inputs: Any, max_new_tokens: int) -> Outcome:
     """The same with PagedCache; the model's own attention is back afterwards."""
     cache = hfpaged.PagedCache(model)
     try:
@@ -102,7 +102,7 @@ def generate_paged(model: demo_model.Model, inputs: Any, max_new_tokens: int) ->
     return Outcome(rows, KVBytes(stats.bytes_live, stats.bytes_reserved), blocks)
 
 
-def _generate(model: demo_model.Model, inputs: Any, max_new_tokens: int, cache: Any) -> list[list[int]]:
+def _generate(model: PreTrainedModel, inputs: Any, max_new_tokens: int, cache: Any) -> list[list[int]]:
     with torch.inference_mode():
         output = model.generate(
             **inputs, max_new_tokens=max_new_tokens, do_sample=False, **{cache_argument(): cache}
@@ -113,7 +113,7 @@ def _generate(model: demo_model.Model, inputs: Any, max_new_tokens: int, cache: 
 
 
 def print_answers(
-    console: Console, tokenizer: demo_model.Tokenizer, prompts: Sequence[str], outcome: Outcome
+    console: Console, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[str], outcome: Outcome
 ) -> None:
     """Questions and answers, once: both runs are expected to say the same."""
     for prompt, row in zip(prompts, outcome.rows, strict=True):
@@ -144,9 +144,11 @@ def verdict(outcomes: dict[str, Outcome], seconds: dict[str, float]) -> str:
     if plain.rows != paged.rows:
         rows = sum(a != b for a, b in zip(plain.rows, paged.rows, strict=True))
         return f"The tokens differ in {rows} of {len(plain.rows)} rows, so nothing else is compared."
+    speed = seconds[PLAIN] / seconds[PAGED]
+    memory = paged.kv_bytes.reserved / plain.kv_bytes.reserved
     return (
-        f"Same tokens as plain transformers, at {seconds[PLAIN] / seconds[PAGED]:.2f} times its speed and with "
-        f"{paged.kv_bytes.reserved / plain.kv_bytes.reserved:.2f} times its KV memory."
+        f"Same tokens as plain transformers, at {speed:.2f} times its speed, "
+        f"with {memory:.2f} times its KV memory reserved."
     )
 
 

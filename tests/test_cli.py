@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+import types
+
+import pytest
+
+from hfpaged import cli
+from hfpaged.errors import HfpagedError
+
+
+@pytest.fixture
+def command(monkeypatch):
+    """Put a stand-in with the given run() where the demo command would be imported from."""
+
+    def install(run):
+        def add_parser(subparsers):
+            subparsers.add_parser("demo").add_argument("--count", type=int, default=0)
+
+        module = types.SimpleNamespace(add_parser=add_parser, run=run)
+        monkeypatch.setitem(sys.modules, "hfpaged.demo", module)
+
+    return install
+
+
+def raises(error):
+    def run(args):
+        raise error
+
+    return run
+
+
+def test_help_names_every_command_and_imports_none():
+    code = (
+        "import sys; from hfpaged import cli\n"
+        "try: cli.main(['--help'])\n"
+        "except SystemExit: pass\n"
+        "assert not {'torch', 'transformers', 'rich', 'hfpaged.demo'} & set(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert all(f"    {name} " in done.stdout for name in cli.COMMANDS)
+    assert "examples:" in done.stdout
+
+
+def test_python_dash_m_says_the_version():
+    done = subprocess.run(
+        [sys.executable, "-m", "hfpaged", "--version"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == f"hfpaged {cli.importlib.metadata.version('hfpaged')}\n"
+
+
+def test_the_exit_code_is_the_commands_own(command):
+    command(lambda args: args.count)
+    assert cli.main(["demo", "--count", "1"]) == 1
+
+
+def test_an_error_of_ours_is_one_line_and_exits_2(command, capsys):
+    command(raises(HfpagedError("asked for 3 blocks, 2 are free")))
+    assert cli.main(["demo"]) == 2
+    assert capsys.readouterr().err == "hfpaged: error: asked for 3 blocks, 2 are free\n"
+
+
+def test_an_interrupt_is_one_line_and_exits_130(command, capsys):
+    command(raises(KeyboardInterrupt()))
+    assert cli.main(["demo"]) == 130
+    assert capsys.readouterr().err == "hfpaged: interrupted\n"
+
+
+def test_a_bug_keeps_its_traceback(command):
+    command(raises(ZeroDivisionError()))
+    with pytest.raises(ZeroDivisionError):
+        cli.main(["demo"])
+
+
+@pytest.mark.parametrize("words", [[], ["no-such-command"], ["demo", "--no-such-option"]])
+def test_a_wrong_line_exits_2_with_usage(command, capsys, words):
+    command(lambda args: 0)
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(words)
+    assert "usage: hfpaged" in capsys.readouterr().err
