@@ -1,6 +1,6 @@
 """Every launch compiles ahead of time, without a device, for every target that is claimed.
 
-All dtypes and head sizes on one target; on the others, which share the front end, each dtype and each size once.
+All dtypes and head sizes on one target; on the others, which share the front end, each dtype and each size.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The cases that the Triton kernels must pass in the interpreter and on a device, and how one is judged.
 
 Whatever a kernel must not read is poisoned: slots without a token hold NaN, table entries behind the end of a
-sequence or wholly before its window hold ids of no block. The plain torch form, which multiplies hidden keys by
-zero, gets clean copies of both.
+sequence or wholly before its window hold ids of no block. The plain torch form, which multiplies hidden keys
+by zero, gets clean copies of both.
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ from typing import Any
 from unittest import mock
 
 import torch
-from torch import Tensor
-
 from hfpaged_kernels import reference, triton_form, triton_launch
+from torch import Tensor
 
 # Absolute and relative. In half precision the weights of the softmax are rounded before they meet the values
 # (2**-11 for float16, 2**-8 for bfloat16), and the output is rounded once more.
@@ -60,7 +59,7 @@ CASES = (
     *(Case(f"window, soft cap and sinks in {t} and 5 splits", t, splits=5, **EVERYTHING) for t in HALVES),
     Case("sinks with more splits than tiles", sinks=True, splits=16),
     Case("more splits than the window has tiles", window=3, splits=4),
-    Case("contexts at the edges of tiles", contexts=(31, 32, 33, 63, 64, 65), query_lengths=(31, 32, 33, 2, 64, 1)),
+    Case("edges of tiles", contexts=(31, 32, 33, 63, 64, 65), query_lengths=(31, 32, 33, 2, 64, 1)),
     Case("chunks that end on the edges of query tiles", contexts=(96, 64, 97), query_lengths=(32, 64, 33)),
     Case("no sequence with a token", contexts=(0, 0), query_lengths=(0, 0)),
     Case("a single sequence of one token", contexts=(1,), query_lengths=(1,)),
@@ -68,7 +67,7 @@ CASES = (
 )  # fmt: skip
 
 STORAGE_CASES = tuple(
-    Case(f"{t} with head dims {k} and {v} and blocks of {size} slots", t, key_dim=k, value_dim=v, block_size=size)
+    Case(f"{t}, head dims {k} and {v}, blocks of {size} slots", t, key_dim=k, value_dim=v, block_size=size)
     for t, k, v, size in (
         (torch.float32, 64, 64, 16), (torch.float32, 80, 80, 1), (torch.float16, 96, 96, 8),
         (torch.bfloat16, 192, 128, 32), (torch.bfloat16, 256, 256, 256), (torch.bfloat16, 7, 5, 4),
@@ -83,7 +82,7 @@ def check_decode(case: Case, device: str) -> None:
     query = _randn(case, len(contexts), case.heads, case.key_dim, generator=generator)
     options = _options(case, generator)
     expected = reference.decode(query, *clean, contexts, **options)
-    with mock.patch.object(triton_launch, "num_splits", lambda *_: case.splits):
+    with mock.patch.object(triton_launch, "num_splits", return_value=case.splits):
         result = triton_form.decode(*_on(device, query, *poisoned, contexts), **_options_on(device, options))
     _compare(result, expected)
 

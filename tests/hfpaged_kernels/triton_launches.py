@@ -8,11 +8,10 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
+from hfpaged_kernels import triton_form, triton_launch
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, CompiledKernel
 from triton.compiler import compile as compile_source
-
-from hfpaged_kernels import triton_form, triton_launch
 
 KERNELS = (
     "write_kv_kernel",
@@ -59,7 +58,7 @@ def recorded(splits: int) -> Iterator[list[Launch]]:
         for name in KERNELS:
             kernel = getattr(triton_form, name)
             stack.enter_context(mock.patch.object(triton_form, name, Recorder(kernel, launches)))
-        stack.enter_context(mock.patch.object(triton_launch, "num_splits", lambda *_: splits))
+        stack.enter_context(mock.patch.object(triton_launch, "num_splits", return_value=splits))
         yield launches
 
 
