@@ -258,8 +258,20 @@ def exp(builder: Any, x: Any) -> Any:
 
 @njit(forceinline=True)
 def tanh(x: Any) -> Any:
+    """Relative error below 4e-7; the series serves small x, where the quotient would lose digits."""
     one = splat(1.0)
-    return subtract(one, divide(splat(2.0), add(exp(add(x, x)), one)))
+    quotient = subtract(one, divide(splat(2.0), add(exp(add(x, x)), one)))
+    square = multiply(x, x)
+    series = splat(62 / 2835)
+    for coefficient in (-17 / 315, 2 / 15, -1 / 3, 1.0):
+        series = fused(series, square, splat(coefficient))
+    return where_at_most(square, splat(0.09), multiply(series, x), quotient)
+
+
+@njit(forceinline=True)
+def keep(array: Any) -> None:
+    """numba frees an array after its last use, and does not see that its address is used."""
+    array[0] = 0
 
 
 @emitter(types.int64)

@@ -22,14 +22,15 @@ from numba import njit, prange
 from hfpaged_kernels.cpu_bits import (
     FLOAT32,
     LANES,
-    larger,
-    add,
     NOTHING,
+    add,
     clear_bytes,
     convert,
     copy_bytes,
     exp,
+    keep,
     lane_numbers,
+    larger,
     largest,
     load,
     load_int32,
@@ -125,7 +126,9 @@ def _finish(state: int, group: int, width: int, out: int, out_kind: int, dim: in
 
 
 @njit(forceinline=True)
-def _weigh(weights: int, count: int, state: int, heads: int, width: int, h: int, scale: float, softcap: float) -> None:
+def _weigh(
+    weights: int, count: int, state: int, heads: int, width: int, h: int, scale: float, softcap: float
+) -> None:
     """Turn the products of one head with a strip of keys into weights, under the maximum so far."""
     top = splat(-np.inf)
     for part in range(0, STRIP, LANES):
@@ -133,7 +136,9 @@ def _weigh(weights: int, count: int, state: int, heads: int, width: int, h: int,
         if softcap > 0:
             scores = multiply(splat(softcap), tanh(multiply(scores, splat(np.float32(1.0) / softcap))))
         if count < STRIP:
-            scores = where_at_most(lane_numbers(), splat(np.float32(count - 1 - part)), scores, splat(-np.inf))
+            scores = where_at_most(
+                lane_numbers(), splat(np.float32(count - 1 - part)), scores, splat(-np.inf)
+            )
         store(weights + 4 * part, scores)
         top = larger(top, scores)
     highest = largest(top)
@@ -161,7 +166,9 @@ def decode_share(share: int, shares: int, starts: Any, partials: int, owners: An
     key_width, width = padded(key_dim), padded(value_dim)
     heads = kv_heads * group
     state_bytes = 4 * heads * (2 + width)
-    memory = np.empty(heads * (key_width + 2 + width) + STRIP * (key_width + width + group) + LANES, dtype=np.float32)
+    memory = np.empty(
+        heads * (key_width + 2 + width) + STRIP * (key_width + width + group) + LANES, dtype=np.float32
+    )
     key_strip = (memory.ctypes.data + 63) // 64 * 64
     value_strip = key_strip + 4 * STRIP * key_width
     weights = value_strip + 4 * STRIP * width
@@ -197,10 +204,25 @@ def decode_share(share: int, shares: int, starts: Any, partials: int, owners: An
                         keys + following * key_head, kind, key_block, key_dim, block_size, table, ahead, left
                     )
                     prefetch_strip(
-                        values + following * value_head, kind, value_block, value_dim, block_size, table, ahead, left
+                        values + following * value_head,
+                        kind,
+                        value_block,
+                        value_dim,
+                        block_size,
+                        table,
+                        ahead,
+                        left,
                     )
                 strip_keys = read_strip(
-                    keys + kv_head * key_head, kind, key_block, key_dim, block_size, table, position, count, key_strip
+                    keys + kv_head * key_head,
+                    kind,
+                    key_block,
+                    key_dim,
+                    block_size,
+                    table,
+                    position,
+                    count,
+                    key_strip,
                 )
                 for g in range(group):
                     row = rows + 4 * (kv_head * group + g) * key_width
@@ -210,9 +232,25 @@ def decode_share(share: int, shares: int, starts: Any, partials: int, owners: An
                             score_strip(row, strip_keys + 4 * part * key_width, key_width),
                         )
                 for g in range(group):
-                    _weigh(weights + 4 * g * STRIP, count, state, heads, width, kv_head * group + g, scale, softcap)
+                    _weigh(
+                        weights + 4 * g * STRIP,
+                        count,
+                        state,
+                        heads,
+                        width,
+                        kv_head * group + g,
+                        scale,
+                        softcap,
+                    )
                 strip_values = read_strip(
-                    values + kv_head * value_head, kind, value_block, value_dim, block_size, table, position, count,
+                    values + kv_head * value_head,
+                    kind,
+                    value_block,
+                    value_dim,
+                    block_size,
+                    table,
+                    position,
+                    count,
                     value_strip,
                 )
                 for g in range(group):
@@ -220,12 +258,20 @@ def decode_share(share: int, shares: int, starts: Any, partials: int, owners: An
                     add_weighted(total_row, weights + 4 * g * STRIP, strip_values, width, count)
 
         if begin == 0 and stop == strips:
-            _finish(state, heads, width, out + seq * heads * value_dim * size_of(query_kind), query_kind, value_dim)
+            _finish(
+                state,
+                heads,
+                width,
+                out + seq * heads * value_dim * size_of(query_kind),
+                query_kind,
+                value_dim,
+            )
         else:
             slot = 2 * share + (_UNFINISHED if begin == 0 else _BEGUN)
             copy_bytes(partials + slot * state_bytes, state, state_bytes)
             owners[slot] = seq
         unit += stop - begin
+    keep(memory)
 
 
 @njit(nogil=True)
@@ -273,3 +319,4 @@ def decode(threads: int, call: Any, scale: float, softcap: float) -> None:
         for share in prange(shares):
             decode_share(share, shares, starts, address, owners, call, scale, softcap)
         merge_shares(shares, address, owners, heads, value_dim, out, call[1])
+    keep(partials)

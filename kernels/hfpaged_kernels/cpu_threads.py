@@ -32,7 +32,7 @@ def run(kernel: Callable[..., None], *arguments: Any) -> None:
 
 
 def threading_layer() -> str:
-    """"omp", "tbb" or "workqueue": which of numba's threading layers is in use."""
+    """ "omp", "tbb" or "workqueue": which of numba's threading layers is in use."""
     return _layer or _start()
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hfpaged_kernels import cpu_blocks, cpu_decode, cpu_threads, reference
+from hfpaged_kernels import cpu_blocks, cpu_decode, cpu_prefill, cpu_threads, reference
 from hfpaged_kernels.cpu_bits import BFLOAT16, FLOAT16, FLOAT32
 
 _KINDS = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16, torch.float16: FLOAT16}
@@ -60,33 +60,20 @@ def decode(
     softcap: float | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    if not (_rows_are_dense(key_cache) and _rows_are_dense(value_cache) and query.dtype in _KINDS):
+    if not _can_attend(query, key_cache, value_cache):
         return reference.decode(
             query, key_cache, value_cache, block_tables, context_lengths,
             scale=scale, window=window, softcap=softcap, sinks=sinks,
         )  # fmt: skip
     seqs, heads, key_dim = query.shape
     _, kv_heads, block_size, value_dim = value_cache.shape
-    query_stride, query_head_stride, step = query.stride()
-    if step != 1:
-        query = query.contiguous()
-        query_stride, query_head_stride, step = query.stride()
-    lengths = _dense(context_lengths, torch.int32)
-    tables = block_tables if block_tables.dtype is torch.int32 else block_tables.int()
-    table_stride, step = tables.stride()
-    if step != 1:
-        tables = tables.contiguous()
-        table_stride, step = tables.stride()
+    lengths, tables = _dense(context_lengths, torch.int32), _dense(block_tables, torch.int32)
     logits = None if sinks is None else _dense(sinks, torch.float32)
+    query, *query_part = _query_part(query)
     out = query.new_empty((seqs, heads, value_dim))
-    size, cache_size = _SIZES[query.dtype], _SIZES[key_cache.dtype]
-    key_block, key_head, _, _ = key_cache.stride()
-    value_block, value_head, _, _ = value_cache.stride()
     call = (
-        query.data_ptr(), _KINDS[query.dtype], query_stride * size, query_head_stride * size,
-        key_cache.data_ptr(), value_cache.data_ptr(), _KINDS[key_cache.dtype],
-        key_block * cache_size, key_head * cache_size, value_block * cache_size, value_head * cache_size,
-        tables.data_ptr(), table_stride * 4, lengths.data_ptr(), 0 if logits is None else logits.data_ptr(),
+        *query_part, *_caches_part(key_cache, value_cache), tables.data_ptr(), tables.stride(0) * 4,
+        lengths.data_ptr(), 0 if logits is None else logits.data_ptr(),
         out.data_ptr(), seqs, kv_heads, heads // kv_heads, key_dim, value_dim, block_size, window or 0,
     )  # fmt: skip
     cpu_threads.run(cpu_decode.decode, call, scale, softcap or 0.0)
@@ -107,9 +94,49 @@ def prefill(
     softcap: float | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    return reference.prefill(
-        query, key_cache, value_cache, block_tables, context_lengths, query_starts, query_lengths,
-        scale=scale, window=window, softcap=softcap, sinks=sinks,
+    if not _can_attend(query, key_cache, value_cache):
+        return reference.prefill(
+            query, key_cache, value_cache, block_tables, context_lengths, query_starts, query_lengths,
+            scale=scale, window=window, softcap=softcap, sinks=sinks,
+        )  # fmt: skip
+    tokens, heads, key_dim = query.shape
+    _, kv_heads, block_size, value_dim = value_cache.shape
+    contexts, starts = _dense(context_lengths, torch.int32), _dense(query_starts, torch.int32)
+    lengths, tables = _dense(query_lengths, torch.int32), _dense(block_tables, torch.int32)
+    logits = None if sinks is None else _dense(sinks, torch.float32)
+    query, *query_part = _query_part(query)
+    out = query.new_empty((tokens, heads, value_dim))
+    call = (
+        *query_part, *_caches_part(key_cache, value_cache), tables.data_ptr(), tables.stride(0) * 4,
+        contexts.data_ptr(), starts.data_ptr(), lengths.data_ptr(), 0 if logits is None else logits.data_ptr(),
+        out.data_ptr(), len(lengths), tokens, kv_heads, heads // kv_heads, key_dim, value_dim, block_size,
+        window or 0,
+    )  # fmt: skip
+    cpu_threads.run(cpu_prefill.prefill, call, scale, softcap or 0.0)
+    return out
+
+
+def _can_attend(query: Tensor, key_cache: Tensor, value_cache: Tensor) -> bool:
+    same = key_cache.dtype is value_cache.dtype
+    return same and query.dtype in _KINDS and _rows_are_dense(key_cache) and _rows_are_dense(value_cache)
+
+
+def _query_part(query: Tensor) -> tuple[Tensor, int, int, int, int]:
+    """The query (a view is copied only if its rows are not dense), its address, dtype and strides in bytes."""
+    if query.stride(2) != 1:
+        query = query.contiguous()
+    size = _SIZES[query.dtype]
+    return query, query.data_ptr(), _KINDS[query.dtype], query.stride(0) * size, query.stride(1) * size
+
+
+def _caches_part(key_cache: Tensor, value_cache: Tensor) -> tuple[int, int, int, int, int, int, int]:
+    """Addresses, dtype, and strides in bytes of blocks and heads."""
+    size = _SIZES[key_cache.dtype]
+    key_block, key_head, _, _ = key_cache.stride()
+    value_block, value_head, _, _ = value_cache.stride()
+    return (
+        key_cache.data_ptr(), value_cache.data_ptr(), _KINDS[key_cache.dtype],
+        key_block * size, key_head * size, value_block * size, value_head * size,
     )  # fmt: skip
 
 
