@@ -70,6 +70,8 @@ def path() -> Path:
 
 def _load(name: str | Path, dtype: torch.dtype | str, device: str | torch.device) -> Loaded:
     try:
+        if _means_a_folder(name) and not Path(name).is_dir():
+            raise FileNotFoundError("there is no such folder")
         tokenizer = AutoTokenizer.from_pretrained(name, padding_side="left")
         model = AutoModelForCausalLM.from_pretrained(name, dtype=dtype)
     except (OSError, ValueError) as error:
@@ -80,7 +82,20 @@ def _load(name: str | Path, dtype: torch.dtype | str, device: str | torch.device
         ) from error
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
-    return model.to(device).eval(), tokenizer
+    try:
+        return model.to(device).eval(), tokenizer
+    except (RuntimeError, AssertionError) as error:  # torch asserts where it was built without the device
+        size = model.get_memory_footprint() / 1e6
+        reason = str(error).strip().splitlines()[0].rstrip(".")
+        raise DemoModelError(
+            f"cannot move {size:.0f} MB of weights to device {str(device)!r} with torch {torch.__version__}: "
+            f"{reason}; use a device that this machine has, such as cpu"
+        ) from error
+
+
+def _means_a_folder(name: str | Path) -> bool:
+    """Hub ids are relative and never start like these, which would only confuse the hub client."""
+    return isinstance(name, Path) or name.startswith((".", "~", os.sep)) or Path(name).is_absolute()
 
 
 def _cache_root() -> Path:

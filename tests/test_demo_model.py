@@ -108,6 +108,13 @@ def test_the_slower_of_two_processes_keeps_the_folder_of_the_faster(tmp_path):
     assert (tmp_path / "theirs" / "config.json").read_text() == "theirs"
 
 
-def test_a_model_that_is_nowhere_is_named_in_the_error(tmp_path):
-    with pytest.raises(DemoModelError, match=r"no-such-model.*pass a folder"):
-        demo_model.load(tmp_path / "no-such-model")
+@pytest.mark.parametrize("name", ["./no-such-model", "/no-such-model", "someone/no-such-model", ""])
+def test_a_model_that_is_nowhere_is_named_in_one_sentence(name):
+    with pytest.raises(DemoModelError, match=rf"^cannot load '{name}': [^\n]*; pass a folder[^\n]*$"):
+        demo_model.load(name)
+
+
+@pytest.mark.demo_model
+def test_a_device_that_is_not_there_is_named_with_the_remedy(demo):
+    with pytest.raises(DemoModelError, match=r"to device 'no-such-device'.*such as cpu"):
+        demo_model.load(device="no-such-device")
