@@ -1,1 +1,73 @@
-"""PagedAttention for the model that you already have in transformers."""
+"""PagedAttention for the model that you already have in transformers.
+
+    cache = hfpaged.PagedCache(model)
+    model.generate(**inputs, past_key_values=cache)
+
+Importing this package changes nothing and loads neither torch nor transformers before a name is used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hfpaged.cache import PagedCache
+    from hfpaged.errors import (
+        AutogradError,
+        CacheMismatchError,
+        HfpagedError,
+        IntegrityError,
+        InvalidConfigError,
+        OutOfBlocksError,
+        UnsupportedModelError,
+    )
+    from hfpaged.kv_pool import CacheStats, KVPool
+    from hfpaged.patching import patch, patched, unpatch
+
+_HOMES = {
+    "hfpaged.cache": ("PagedCache",),
+    "hfpaged.kv_pool": ("CacheStats", "KVPool"),
+    "hfpaged.patching": ("patch", "patched", "unpatch"),
+    "hfpaged.errors": (
+        "AutogradError",
+        "CacheMismatchError",
+        "HfpagedError",
+        "IntegrityError",
+        "InvalidConfigError",
+        "OutOfBlocksError",
+        "UnsupportedModelError",
+    ),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "AutogradError",
+    "CacheMismatchError",
+    "CacheStats",
+    "HfpagedError",
+    "IntegrityError",
+    "InvalidConfigError",
+    "KVPool",
+    "OutOfBlocksError",
+    "PagedCache",
+    "UnsupportedModelError",
+    "patch",
+    "patched",
+    "unpatch",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return version("hfpaged")
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'hfpaged' has no attribute {name!r}")
+    attribute = getattr(import_module(_HOME_OF[name]), name)
+    globals()[name] = attribute
+    return attribute
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

@@ -1,0 +1,137 @@
+"""The attention function that a patched model calls: paged kernels where they know the case, else the dense path."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import hfpaged_kernels as kernels
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hfpaged import compat
+from hfpaged.attention_origin import origin
+from hfpaged.handle import LazyKV
+from hfpaged.mask import LazyMask
+from hfpaged.paged_layer import LayerStep
+
+logger = logging.getLogger("hfpaged")
+
+# How often the dense path ran for keys that lie in a pool, by reason. Read by those who report it.
+dense_calls: dict[str, int] = {}
+
+
+def paged_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """Registered with transformers as "hfpaged". query [batch, num_heads, length, dim], key and value as
+    `PagedCache.update` returned them; gives [batch, length, num_heads, value_dim] and no weights.
+
+    With any other key (no cache, another cache) it does what the model's own implementation would do.
+    """
+    if isinstance(key, LazyKV) and isinstance(value, LazyKV):
+        reason = _why_dense(key.step, query, attention_mask, dropout, kwargs)
+        if reason is None:
+            assert isinstance(attention_mask, LazyMask)
+            return _paged(key.step, query, attention_mask.window, scaling, kwargs), None
+        _count(reason, module)
+    return _dense(module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **kwargs)
+
+
+def _why_dense(
+    step: LayerStep, query: Tensor, mask: Tensor | None, dropout: float, kwargs: dict[str, Any]
+) -> str | None:
+    """None when the kernels know the case, else why not."""
+    if not isinstance(mask, LazyMask) or not mask.is_plain:
+        return "a mask that is not causal with padding"
+    if dropout or kwargs.get("position_bias") is not None or kwargs.get("is_causal") is False:
+        return "dropout, a position bias or attention that is not causal"
+    if kwargs.get("output_attentions"):
+        return "output_attentions"
+    if query.requires_grad:
+        return "gradients"
+    if (
+        not step.step.is_contiguous
+        or query.shape[2] != step.key.shape[2]
+        or query.shape[3] != step.key.shape[3]
+    ):
+        return "padding inside of a row, or queries of another shape than the keys"
+    if not mask.agrees_with(step.rows):
+        return "an attention mask that differs from the padding in the cache"
+    return None
+
+
+def _paged(
+    step: LayerStep, query: Tensor, window: int | None, scaling: float | None, kwargs: dict[str, Any]
+) -> Tensor:
+    batch, num_heads, length, dim = query.shape
+    scale = dim**-0.5 if scaling is None else scaling
+    softcap, sinks = kwargs.get("softcap"), kwargs.get("s_aux")
+    if step.step.is_first and softcap is None and sinks is None and (window is None or length <= window):
+        return _first_prefill(step, query, scale)
+    flat = query.transpose(1, 2).reshape(-1, num_heads, dim)
+    meta, store = step.step, step.store
+    options = {"scale": scale, "window": window, "softcap": softcap, "sinks": sinks}
+    if meta.is_decode:
+        out = kernels.decode(flat, store.key, store.value, meta.block_tables, meta.context_lengths, **options)
+    else:
+        out = kernels.prefill(
+            flat, store.key, store.value, meta.block_tables, meta.context_lengths, meta.query_starts,
+            meta.query_lengths, **options,
+        )  # fmt: skip
+    return out.view(batch, length, num_heads, -1)
+
+
+def _first_prefill(step: LayerStep, query: Tensor, scale: float) -> Tensor:
+    """Nothing was stored before: torch's own causal attention over the new keys, padding cut off row by row."""
+    key, value, meta = step.key, step.value, step.step
+    if step.rows.kept is None:
+        return _causal(query, key, value, scale).transpose(1, 2).contiguous()
+    out = query.new_zeros(query.shape[0], query.shape[2], query.shape[1], value.shape[3])
+    width = query.shape[2]
+    for row, (start, count) in enumerate(
+        zip(meta.query_starts.tolist(), meta.query_lengths.tolist(), strict=True)
+    ):
+        span = slice(start - row * width, start - row * width + count)
+        part = (t[row : row + 1, :, span] for t in (query, key, value))
+        if count:
+            out[row, span] = _causal(*part, scale)[0].transpose(0, 1)
+    return out
+
+
+def _causal(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+    group = query.shape[1] // key.shape[1]
+    if group > 1:  # repeated: with enable_gqa some backends leave their fast kernel
+        key, value = key.repeat_interleave(group, dim=1), value.repeat_interleave(group, dim=1)
+    return F.scaled_dot_product_attention(query, key, value, is_causal=query.shape[2] > 1, scale=scale)
+
+
+def _dense(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **kwargs: Any
+) -> tuple[Tensor, Tensor | None]:
+    """The model's own attention, with the mask that it would have had."""
+    name = origin(module.config) if hasattr(module, "config") else "sdpa"
+    key, value = (t.dense() if isinstance(t, LazyKV) else t for t in (key, value))
+    mask = mask.for_attention(name) if isinstance(mask, LazyMask) else mask
+    if kwargs["scaling"] is None:  # not given: the function's own default holds
+        del kwargs["scaling"]
+    result: tuple[Tensor, Tensor | None] = compat.own_attention_function(name, module)(
+        module, query, key, value, mask, **kwargs
+    )
+    return result
+
+
+def _count(reason: str, module: nn.Module) -> None:
+    if reason not in dense_calls:
+        logger.warning(
+            "%s: %s: attention over the gathered, dense view (said once)", type(module).__name__, reason
+        )
+    dense_calls[reason] = dense_calls.get(reason, 0) + 1

@@ -1,0 +1,91 @@
+"""The block manager: sequences over one pool. It decides what to allocate; the pool keeps the counts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence as Many
+
+from hfpaged.block_pool import BlockPool
+from hfpaged.block_table import BlockCopy, BlockTable
+from hfpaged.errors import OutOfBlocksError
+from hfpaged.sequence import Sequence
+
+
+class BlockManager:
+    """Creates, forks, grows, trims and frees sequences of `num_groups` block tables each."""
+
+    def __init__(self, pool: BlockPool, num_groups: int, block_size: int) -> None:
+        self.pool = pool
+        self.block_size = block_size
+        self._num_groups = num_groups
+        self._sequences: set[Sequence] = set()
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that lie in the pool, those of shared blocks once, averaged over the layer groups."""
+        filled: dict[int, int] = {}
+        for sequence in self._sequences:
+            for table in sequence.tables:
+                for index, block in enumerate(table.blocks):
+                    tokens = min(table.length - index * self.block_size, self.block_size)
+                    filled[block] = max(filled.get(block, 0), tokens)
+        return sum(filled.values()) // max(self._num_groups, 1)
+
+    def create(self) -> Sequence:
+        """An empty sequence; it holds no block yet."""
+        tables = (BlockTable(self.pool, self.block_size) for _ in range(self._num_groups))
+        return self._keep(Sequence(tuple(tables)))
+
+    def fork(self, parent: Sequence) -> Sequence:
+        """A sequence that shares all blocks of `parent`; either copies a block only when it writes into it."""
+        return self._keep(Sequence(tuple(table.fork() for table in parent.tables)))
+
+    def num_blocks_needed(self, growth: Many[tuple[Sequence, int]]) -> int:
+        """How many free blocks `grow` would take, copies-on-write included."""
+        needed = 0
+        leaving: Counter[int] = (
+            Counter()
+        )  # holders of a shared block that copy it earlier in this very growth
+        for sequence, count in growth:
+            for table in sequence.tables:
+                needed += table.num_new_blocks(count)
+                if table.must_copy(count, leaving[table.blocks[-1]] if table.blocks else 0):
+                    leaving[table.blocks[-1]] += 1
+                    needed += 1
+        return needed
+
+    def can_grow(self, growth: Many[tuple[Sequence, int]]) -> bool:
+        return self.num_blocks_needed(growth) <= self.pool.num_free
+
+    def grow(self, growth: Many[tuple[Sequence, int]]) -> list[list[BlockCopy]]:
+        """Make room for `count` more tokens in each (sequence, count): all of it, or OutOfBlocksError and none.
+
+        A sequence stands in `growth` at most once. The copies that are returned, by layer group, must be made
+        before the new slots are written.
+        """
+        needed = self.num_blocks_needed(growth)
+        if needed > self.pool.num_free:
+            raise OutOfBlocksError(needed, self.pool.num_free, self.pool.num_blocks)
+        copies: list[list[BlockCopy]] = [[] for _ in range(self._num_groups)]
+        for sequence, count in growth:
+            for group, table in enumerate(sequence.tables):
+                copies[group] += table.grow(count)
+        return copies
+
+    def trim(self, sequence: Sequence, length: int) -> None:
+        """Keep the first `length` tokens of a sequence."""
+        for table in sequence.tables:
+            table.trim(length)
+
+    def free(self, sequence: Sequence) -> None:
+        """Give back all blocks of a sequence and forget it."""
+        self._sequences.remove(sequence)
+        self.trim(sequence, 0)
+
+    def check_integrity(self) -> None:
+        """Recount the pool against the tables of all sequences. Raises IntegrityError."""
+        self.pool.check_integrity(table.blocks for sequence in self._sequences for table in sequence.tables)
+
+    def _keep(self, sequence: Sequence) -> Sequence:
+        self._sequences.add(sequence)
+        return sequence

@@ -1,0 +1,75 @@
+"""The block table: the ordered block ids of one sequence in one layer group."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass
+
+from hfpaged.block_pool import BlockPool
+
+
+@dataclass(frozen=True)
+class BlockCopy:
+    """One copy-on-write: the storage has to copy block `source` to block `target` before anything is written."""
+
+    source: int
+    target: int
+
+
+class BlockTable:
+    """Maps positions 0 .. length - 1 to slots. Shared blocks are copied when this table must write into them."""
+
+    def __init__(self, pool: BlockPool, block_size: int) -> None:
+        self._pool = pool
+        self._block_size = block_size
+        self.blocks = array("i")  # a C array, so that a step copies it in one go
+        self.length = 0
+
+    def must_copy(self, count: int, released: int = 0) -> bool:
+        """Whether appending `count` tokens writes into a block that others hold too.
+
+        `released` is how many of them will have let go of that block by then.
+        """
+        if count == 0 or self.length % self._block_size == 0:
+            return False
+        return self._pool.refcount(self.blocks[-1]) - released > 1
+
+    def num_new_blocks(self, count: int) -> int:
+        """How many fresh blocks `count` more tokens need, copies not counted."""
+        return -(-(self.length + count) // self._block_size) - len(self.blocks)
+
+    def grow(self, count: int) -> list[BlockCopy]:
+        """Make room for `count` more tokens. Raises OutOfBlocksError and leaves the table as it was."""
+        copies = self._unshare_last_block() if self.must_copy(count) else []
+        self.blocks.extend(self._pool.allocate(self.num_new_blocks(count)))
+        self.length += count
+        return copies
+
+    def trim(self, length: int) -> None:
+        """Forget all tokens behind the first `length` and release the blocks that held only such."""
+        kept = -(-length // self._block_size)
+        for block in reversed(self.blocks[kept:]):
+            self._pool.release(block)
+        del self.blocks[kept:]
+        self.length = length
+
+    def fork(self) -> BlockTable:
+        """Another table over the same blocks; nothing is copied before one of the two writes."""
+        child = BlockTable(self._pool, self._block_size)
+        for block in self.blocks:
+            self._pool.acquire(block)
+        child.blocks = self.blocks[:]
+        child.length = self.length
+        return child
+
+    def slot(self, position: int) -> int:
+        """Where the token at `position` lies in the pool."""
+        block, offset = divmod(position, self._block_size)
+        return self.blocks[block] * self._block_size + offset
+
+    def _unshare_last_block(self) -> list[BlockCopy]:
+        (target,) = self._pool.allocate(1)
+        source = self.blocks[-1]
+        self._pool.release(source)
+        self.blocks[-1] = target
+        return [BlockCopy(source, target)]

@@ -1,0 +1,236 @@
+"""PagedCache: transformers' cache, kept in blocks."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
+from transformers.cache_utils import Cache
+
+from hfpaged import compat, patching
+from hfpaged.config import DEFAULT_BLOCK_SIZE
+from hfpaged.errors import CacheMismatchError, InvalidConfigError, UnsupportedModelError
+from hfpaged.kv_format import KVFormat, resolve_format
+from hfpaged.kv_pool import CacheStats, KVPool
+from hfpaged.layer_groups import group_layers
+from hfpaged.paged_layer import PagedLayer
+from hfpaged.rows import Rows
+from hfpaged.step_plan import plan_step
+
+
+class PagedCache(DynamicCache):  # type: ignore[misc]
+    """A drop-in cache for `generate()` whose keys and values lie in blocks of a pool (PagedAttention,
+    Kwon et al. 2023, arXiv 2309.06180).
+
+        cache = PagedCache(model)
+        model.generate(**inputs, past_key_values=cache)
+
+    Args:
+        model: the model that will use the cache. Its attention is switched to our kernels, reversibly
+            (`hfpaged.unpatch(model)`); where that cannot be done it keeps its own and gets dense views.
+        config: instead of a model: nothing is switched, the cache is right under any attention implementation.
+        block_size: tokens per block, a power of two.
+        memory: the most the pool may take, bytes or a text such as "2GiB". It grows as needed up to there.
+            Default: half of the memory that is free when the first key arrives.
+        num_blocks: instead of `memory`, the number of blocks.
+        pool: the `pool` of another cache of the same model, to share its blocks.
+        kv_dtype: "auto" stores what the model computes; "bfloat16", "float16", "float32" convert.
+
+    Raises:
+        InvalidConfigError: sizes or dtypes that cannot work.
+        UnsupportedModelError: encoder-decoder models, which need the cache wrapped, and models without KV cache.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel | None = None,
+        *,
+        config: PreTrainedConfig | None = None,
+        block_size: int = DEFAULT_BLOCK_SIZE,
+        memory: int | str | None = None,
+        num_blocks: int | None = None,
+        pool: KVPool | None = None,
+        kv_dtype: str | torch.dtype | KVFormat = "auto",
+    ) -> None:
+        config = _config_of(model, config)
+        self._is_encoder_decoder = bool(getattr(config, "is_encoder_decoder", False))
+        if model is not None and self._is_encoder_decoder:
+            raise UnsupportedModelError(_WRAP)
+        layers = compat.default_layers(config)
+        windows = {
+            i: window
+            for i, layer in enumerate(layers)
+            for ok, window in [compat.pageable_window(layer)]
+            if ok
+        }
+        if not windows:
+            raise UnsupportedModelError(
+                f"{type(config).__name__}: none of the {len(layers)} layers keeps plain keys and values, so there is "
+                "nothing to page; use the cache that the model makes itself"
+            )
+        if pool is None:
+            pool = KVPool(
+                group_layers(windows), block_size=block_size, kv_format=resolve_format(kv_dtype),
+                memory=memory, num_blocks=num_blocks,
+            )  # fmt: skip
+        elif (memory, num_blocks) != (None, None):
+            raise InvalidConfigError("pool= brings its own size; leave memory= and num_blocks= out")
+        elif pool.groups != group_layers(windows):
+            raise CacheMismatchError(
+                f"the pool was made for layer groups {pool.groups}, this model has {group_layers(windows)}: "
+                "caches on one pool must be of one model"
+            )
+        self._adopt(Rows(pool), layers)
+        if model is not None:
+            patching.patch(model)
+
+    def _adopt(self, rows: Rows, layers: list[Any]) -> None:
+        """Put paged layers in the places of the pageable ones; the others stay transformers' own."""
+        for group_index, group in enumerate(rows.pool.groups):
+            for place, index in enumerate(group.layers):
+                layers[index] = PagedLayer(rows, group_index, place)
+        Cache.__init__(self, layers=layers)
+        self._rows = rows
+        # Layers hold the rows, not the cache, so that a dropped cache dies at once and its blocks come back.
+        self._finalizer = weakref.finalize(self, rows.free)
+
+    @property
+    def pool(self) -> KVPool:
+        """The block pool, to share with other caches of this model."""
+        return self._rows.pool
+
+    @property
+    def _own_layers(self) -> list[Any]:
+        return [layer for layer in self.layers if not isinstance(layer, PagedLayer)]
+
+    @property
+    def _is_user_defined(self) -> bool:
+        return bool(self.__dict__.get("_is_user_defined", False))
+
+    @_is_user_defined.setter
+    def _is_user_defined(self, value: bool) -> None:
+        # generate() sets this on the cache that its user passed: the one moment to see an encoder-decoder that
+        # got a bare cache, in which self and cross attention would overwrite each other in silence.
+        if self._is_encoder_decoder:
+            raise UnsupportedModelError(_WRAP)
+        self.__dict__["_is_user_defined"] = value
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Store keys and values [batch, num_kv_heads, length, dim] of one layer; returns lazy views of all visible
+        ones. Raises AutogradError, CacheMismatchError, OutOfBlocksError (all blocks of this cache come back).
+        """
+        if layer_idx >= len(self.layers):
+            raise CacheMismatchError(
+                f"the model asks for layer {layer_idx}, this cache was made for a model of {len(self.layers)} layers; "
+                "make a PagedCache for each model"
+            )
+        return self.layers[layer_idx].update(key_states, value_states, *args, **kwargs)
+
+    def expect(self, attention_mask: Tensor | None, input_ids: Tensor | None) -> None:
+        """What the next step brings, told before its first key: padding, which is not stored, and rows that are
+        equal, which are stored once. patching calls it from a forward pre-hook.
+
+        Raises CacheMismatchError when the mask asks for positions that were padding when they were computed.
+        """
+        self._rows.plan = plan_step(self._rows, attention_mask, input_ids)
+
+    def abort_step(self) -> None:
+        """Go back to before the step under way, after an exception in the middle of a forward."""
+        for index, layer in enumerate(self.layers):
+            if (
+                isinstance(layer, PagedLayer)
+                and self._rows.steps
+                and self._rows.length_of(index) < self._rows.length
+            ):
+                layer.make_copies()  # a copied block must be whole in every layer, also where the step did not come
+        self._rows.rollback()
+
+    def stats(self) -> CacheStats:
+        """What the pool of this cache holds now, all caches on it together."""
+        return self.pool.stats()
+
+    def free(self) -> None:
+        """Give all blocks back. The cache is empty and can be used again."""
+        self._rows.free()
+        for layer in self._own_layers:
+            layer.reset()
+
+    reset = free
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Row i becomes what row beam_idx[i] was: tables are forked, nothing is copied."""
+        self._select(beam_idx)
+        for layer in self._own_layers:
+            layer.reorder_cache(beam_idx)
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Keep only the rows `indices` (numbers, or a bool mask over the rows)."""
+        self._select(indices.nonzero().flatten() if indices.dtype == torch.bool else indices)
+        for layer in self._own_layers:
+            layer.batch_select_indices(indices)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Every row `repeats` times, side by side; the blocks are shared."""
+        self._rows.select([row for row in range(self._rows.batch) for _ in range(repeats)])
+        for layer in self._own_layers:
+            layer.batch_repeat_interleave(repeats)
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Remove the last -`tokens_to_remove` positions of each row, at most all.
+
+        Raises ValueError for a positive number, as transformers does (before 5.18: the length to keep).
+        """
+        length = self._rows.length + tokens_to_remove
+        if tokens_to_remove > 0:
+            if not compat.positive_crop_is_length():
+                raise ValueError(
+                    f"crop({tokens_to_remove}): give the number of tokens to remove as a negative number"
+                )
+            length = tokens_to_remove
+        if tokens_to_remove:
+            self._rows.truncate(max(length, 0))
+        for layer in self._own_layers:
+            layer.crop(tokens_to_remove)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> PagedCache:
+        """A fork: it shares all blocks, and copies one only when either of the two writes into it."""
+        import copy
+
+        child = object.__new__(PagedCache)
+        memo[id(self)] = child
+        child._is_encoder_decoder = self._is_encoder_decoder
+        own = [None if isinstance(layer, PagedLayer) else copy.deepcopy(layer, memo) for layer in self.layers]
+        child._adopt(self._rows.fork(), own)
+        for new, old in zip(child.layers, self.layers, strict=True):
+            if isinstance(new, PagedLayer):
+                new.share_store(old)
+        return child
+
+    def __repr__(self) -> str:
+        rows = self._rows
+        return f"PagedCache(rows={rows.batch}, length={rows.length}, layers={len(self.layers)}, pool={self.pool})"
+
+    def _select(self, indices: Tensor) -> None:
+        if self._rows.length:
+            self._rows.select(indices.tolist())
+
+
+_WRAP = (
+    "an encoder-decoder keeps two caches: pass EncoderDecoderCache(PagedCache(config=config), DynamicCache(config=config)) "
+    "with config = model.config.get_text_config(decoder=True)"
+)
+
+
+def _config_of(model: PreTrainedModel | None, config: PreTrainedConfig | None) -> PreTrainedConfig:
+    if isinstance(model, PreTrainedConfig):
+        raise InvalidConfigError(
+            "PagedCache was given a config in the place of a model; write PagedCache(config=...)"
+        )
+    if (model is None) == (config is None):
+        raise InvalidConfigError("PagedCache needs either a model or config=model.config, and not both")
+    return model.config if model is not None else config

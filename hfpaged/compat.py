@@ -1,0 +1,124 @@
+"""What differs between versions of transformers, and what is private in it. The one file that looks at versions."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+from transformers import AttentionInterface, DynamicCache, PreTrainedConfig, PreTrainedModel
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+from transformers.masking_utils import (
+    ALL_MASK_ATTENTION_FUNCTIONS,
+    AttentionMaskInterface,
+    causal_mask_function,
+)
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+ATTENTION_NAME = "hfpaged"
+
+
+@functools.cache
+def cache_argument() -> str:
+    """What generate() and forward() call the cache: "cache" since 5.20 or so, "past_key_values" before."""
+    from transformers.models.llama.modeling_llama import LlamaModel
+
+    names = inspect.signature(inspect.unwrap(LlamaModel.forward)).parameters
+    return "cache" if "cache" in names else "past_key_values"
+
+
+@functools.cache
+def positive_crop_is_length() -> bool:
+    """Whether crop(n) with n > 0 keeps n tokens (5.17, deprecated) or is an error."""
+    try:
+        DynamicLayer().crop(1)
+    except ValueError:
+        return False
+    return True
+
+
+def default_layers(config: PreTrainedConfig) -> list[Any]:
+    """The layers of transformers' own cache for this model, in order."""
+    return list(DynamicCache(config=config).layers)
+
+
+def pageable_window(layer: Any) -> tuple[bool, int | None]:
+    """(whether we can page this layer of transformers' cache, its window or None)."""
+    if type(layer) is DynamicLayer:
+        return True, None
+    if type(layer) is DynamicSlidingWindowLayer:
+        return True, int(layer.sliding_window)
+    return False, None
+
+
+def can_set_attention(model: PreTrainedModel) -> bool:
+    """Whether the model's attention goes through transformers' registry; where not, its own code must stay."""
+    return bool(model._can_set_attn_implementation())
+
+
+def attention_of(config: PreTrainedConfig) -> str:
+    return str(config._attn_implementation)
+
+
+def configs_of(model: PreTrainedModel) -> list[PreTrainedConfig]:
+    """The configs in which the models inside `model` look up their attention, each once."""
+    found = {id(m.config): m.config for m in model.modules() if isinstance(m, PreTrainedModel)}
+    return list(found.values())
+
+
+def set_attention(config: PreTrainedConfig, name: str) -> None:
+    """Switch one config, not its sub-configs. The public setter recurses, and cannot restore mixed settings."""
+    config._attn_implementation_internal = name
+
+
+def register_attention(function: Callable[..., Any], mask_function: Callable[..., Any]) -> None:
+    """Make our attention known by name. Both parts: without its mask function padding is lost in silence."""
+    AttentionInterface.register(ATTENTION_NAME, function)
+    AttentionMaskInterface.register(ATTENTION_NAME, mask_function)
+
+
+def own_mask_function(name: str) -> Callable[..., Any] | None:
+    """transformers' mask function for an attention implementation, None where it has none."""
+    function: Callable[..., Any] | None = ALL_MASK_ATTENTION_FUNCTIONS.get(name)
+    return function
+
+
+def own_attention_function(name: str, module: nn.Module) -> Callable[..., Any]:
+    """transformers' attention function of that name; the eager one is in the model's own file."""
+    if name != "eager":
+        function: Callable[..., Any] = ALL_ATTENTION_FUNCTIONS[name]
+        return function
+    for cls in type(module).__mro__:
+        eager = getattr(sys.modules.get(cls.__module__), "eager_attention_forward", None)
+        if eager is not None:
+            return eager  # type: ignore[no-any-return]
+    from transformers.models.llama.modeling_llama import eager_attention_forward
+
+    return eager_attention_forward  # type: ignore[no-any-return]
+
+
+def mask_window(mask_function: Callable[..., Any]) -> tuple[bool, int | None]:
+    """(whether a mask function is plain causal or causal with a window, that window or None).
+
+    transformers composes masks of closures; what is not known here by name is left to the dense path.
+    """
+    if mask_function is causal_mask_function:
+        return True, None
+    parts = _closure(mask_function).get("mask_functions")
+    if parts is None or "and_masks" not in mask_function.__qualname__ or len(parts) != 2:
+        return False, None
+    overlay, causal = parts
+    if causal is causal_mask_function and overlay.__qualname__.startswith("sliding_window_overlay."):
+        return True, int(_closure(overlay)["sliding_window"])
+    return False, None
+
+
+def _closure(function: Callable[..., Any]) -> dict[str, Any]:
+    names = getattr(function, "__code__", None)
+    cells = getattr(function, "__closure__", None)
+    if names is None or not cells:
+        return {}
+    return dict(zip(names.co_freevars, (cell.cell_contents for cell in cells), strict=True))

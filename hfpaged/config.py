@@ -1,0 +1,60 @@
+"""Sizes as users write them, checked once."""
+
+from __future__ import annotations
+
+import re
+
+from hfpaged.errors import InvalidConfigError
+
+DEFAULT_BLOCK_SIZE = 16
+_UNITS = {"": 1, "b": 1}
+_UNITS |= {f"{prefix}b": 1000**power for power, prefix in enumerate("kmgt", start=1)}
+_UNITS |= {f"{prefix}ib": 1024**power for power, prefix in enumerate("kmgt", start=1)}
+
+
+def parse_bytes(memory: int | str) -> int:
+    """Bytes from a number or a text such as "2GiB", "512 MB". Raises InvalidConfigError."""
+    if isinstance(memory, int) and not isinstance(memory, bool):
+        count = memory
+    else:
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", str(memory).lower())
+        if match is None or match[2] not in _UNITS:
+            raise InvalidConfigError(
+                f'memory={memory!r} is no size; write bytes or a text such as "2GiB" or "512MB"'
+            )
+        count = int(float(match[1]) * _UNITS[match[2]])
+    if count <= 0:
+        raise InvalidConfigError(f"memory={memory!r} is {count} bytes; a pool needs more than none")
+    return count
+
+
+def format_bytes(count: float) -> str:
+    """A size for people: 1536 -> "1.5 KiB"."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(count) < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
+
+
+def check_block_size(block_size: int) -> int:
+    """A power of two from 1 to 1024. Raises InvalidConfigError."""
+    if not isinstance(block_size, int) or block_size < 1 or block_size & (block_size - 1):
+        raise InvalidConfigError(
+            f"block_size={block_size} is not a power of two, which the kernels need; use 16 or 32"
+        )
+    if block_size > 1024:
+        raise InvalidConfigError(
+            f"block_size={block_size} is above 1024; large blocks waste memory, use 16 or 32"
+        )
+    return block_size
+
+
+def check_num_blocks(num_blocks: int, minimum: int) -> int:
+    """At least `minimum` (one block per layer group). Raises InvalidConfigError."""
+    if not isinstance(num_blocks, int) or num_blocks < minimum:
+        raise InvalidConfigError(
+            f"num_blocks={num_blocks} is too few for one sequence, which needs at least {minimum} "
+            "(one block for each layer group); give more blocks or memory"
+        )
+    return num_blocks

@@ -1,0 +1,39 @@
+"""Every error that hfpaged raises on purpose: the numbers, the rule that was broken, and the remedy."""
+
+from __future__ import annotations
+
+
+class HfpagedError(Exception):
+    """Base of all errors that hfpaged raises on purpose."""
+
+
+class InvalidConfigError(HfpagedError, ValueError):
+    """A size, dtype or combination of arguments that cannot work; nothing was allocated."""
+
+
+class OutOfBlocksError(HfpagedError):
+    """The block pool has fewer free blocks than a sequence needs; nothing was taken."""
+
+    def __init__(self, needed: int, free: int, total: int, hint: str = "") -> None:
+        super().__init__(
+            f"{needed} more blocks are needed, {free} of the pool's {total} are free. "
+            "Give the pool more (memory= or num_blocks=), free other caches on it, or use fewer or shorter "
+            f"sequences.{hint}"
+        )
+        self.needed, self.free, self.total = needed, free, total
+
+
+class CacheMismatchError(HfpagedError, ValueError):
+    """Keys and values that do not belong to this cache: other shapes, another batch size, a broken order."""
+
+
+class UnsupportedModelError(HfpagedError, ValueError):
+    """A model whose cache cannot be paged, with the way that works instead."""
+
+
+class AutogradError(HfpagedError, RuntimeError):
+    """Keys or values that need gradients: writing them into a pool would cut the graph in silence."""
+
+
+class IntegrityError(HfpagedError, AssertionError):
+    """The pool's books do not agree with what its block tables hold: a bug of hfpaged, never of its user."""

@@ -1,0 +1,128 @@
+"""The pool that caches share: block ids, sequences and the tensors behind them."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+
+import psutil
+import torch
+
+from hfpaged.block_manager import BlockManager
+from hfpaged.block_pool import BlockPool
+from hfpaged.config import check_block_size, check_num_blocks, format_bytes, parse_bytes
+from hfpaged.errors import InvalidConfigError
+from hfpaged.kv_format import KVFormat
+from hfpaged.kv_storage import KVStorage, LayerStore
+from hfpaged.layer_groups import LayerGroup
+
+# What a pool may take of the free memory when its user names no size. It grows as needed up to there.
+DEFAULT_SHARE = 0.5
+
+
+@dataclass(frozen=True)
+class CacheStats:
+    """What a pool holds, in blocks, tokens and bytes.
+
+    `bytes_reserved` is what the tensors take; `bytes_live` what tokens fill, shared ones counted once;
+    `waste_ratio` the part of the blocks in use that no live token fills.
+    """
+
+    blocks_total: int
+    blocks_used: int
+    blocks_free: int
+    blocks_shared: int
+    bytes_reserved: int
+    bytes_live: int
+    waste_ratio: float
+    tokens: int
+
+
+class KVPool:
+    """Blocks for the layers of one model. Its size is `num_blocks`, or what fits into `memory` (bytes or a text
+    such as "2GiB"), known when the first key has come; by default half of the memory that is free then.
+    """
+
+    def __init__(
+        self,
+        groups: tuple[LayerGroup, ...],
+        *,
+        block_size: int,
+        kv_format: KVFormat,
+        memory: int | str | None = None,
+        num_blocks: int | None = None,
+    ) -> None:
+        if memory is not None and num_blocks is not None:
+            raise InvalidConfigError(
+                f"memory={memory!r} and num_blocks={num_blocks} both say how large the pool is; give one"
+            )
+        self.groups = groups
+        self.block_size = check_block_size(block_size)
+        self.kv_format = kv_format
+        self.lock = threading.RLock()  # held while sequences change
+        self.storage = KVStorage(block_size, kv_format)
+        self._memory = None if memory is None else parse_bytes(memory)
+        self._is_sized = num_blocks is not None
+        size = check_num_blocks(num_blocks, len(groups)) if num_blocks is not None else 0
+        self.blocks = BlockPool(size)
+        self.manager = BlockManager(self.blocks, len(groups), block_size)
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks in all; 0 while a pool sized by memory has not seen a key."""
+        return self.blocks.num_blocks
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that no sequence holds."""
+        return self.blocks.num_free
+
+    def __repr__(self) -> str:
+        return f"KVPool({self.blocks.num_used} of {self.num_blocks} blocks of {self.block_size} tokens used)"
+
+    def stats(self) -> CacheStats:
+        """A snapshot. `tokens` counts a token that several sequences share once."""
+        with self.lock:
+            pool, tokens = self.blocks.stats, self.manager.num_tokens
+        held = pool.used * self.block_size // max(len(self.groups), 1)
+        return CacheStats(
+            blocks_total=pool.total,
+            blocks_used=pool.used,
+            blocks_free=pool.free,
+            blocks_shared=pool.shared,
+            bytes_reserved=self.storage.nbytes,
+            bytes_live=tokens * len(self.groups) * self.storage.block_bytes // self.block_size,
+            waste_ratio=1 - tokens / held if held else 0.0,
+            tokens=tokens,
+        )
+
+    def check_integrity(self) -> None:
+        """Recount all blocks from scratch. Raises IntegrityError."""
+        with self.lock:
+            self.manager.check_integrity()
+
+    def settle_size(self, first: LayerStore) -> None:
+        """Turn memory into a number of blocks, once the first layer's shapes are known. All layers count alike."""
+        with self.lock:
+            if self._is_sized:
+                return
+            block_bytes = first.block_bytes * max(len(group.layers) for group in self.groups)
+            memory = self._memory or int(DEFAULT_SHARE * free_memory(first.key.device))
+            self.blocks.num_blocks = self._count(memory, block_bytes)
+            self._is_sized = True
+
+    def _count(self, memory: int, block_bytes: int) -> int:
+        count = memory // block_bytes
+        if count < len(self.groups):
+            raise InvalidConfigError(
+                f"{format_bytes(memory)} hold {count} blocks of {format_bytes(block_bytes)} "
+                f"({self.block_size} tokens each); one sequence needs at least {len(self.groups)}. Give more memory"
+            )
+        return count
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that are free on `device` now."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return int(psutil.virtual_memory().available)

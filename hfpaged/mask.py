@@ -1,0 +1,70 @@
+"""Our mask function: it keeps what a mask is made of, and makes the dense one only when somebody needs it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hfpaged import compat
+from hfpaged.attention_origin import origin
+from hfpaged.handle import LazyTensor
+from hfpaged.rows import Rows
+
+
+class LazyMask(LazyTensor):
+    """[batch, 1, query_length, kv_length] bool, True where a query sees a key (as sdpa has it)."""
+
+    arguments: dict[str, Any]
+    is_plain: bool  # causal, perhaps with a window, and padding
+    window: int | None
+    _checked: tuple[Rows, int, bool] | None
+
+    def materialise(self) -> Tensor:
+        """Always a tensor, for code that works on the mask itself."""
+        name = origin(self.arguments["config"])
+        function = compat.own_mask_function(name) or compat.own_mask_function("sdpa")
+        assert function is not None
+        never_skip = {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
+        dense: Tensor = function(**self.arguments | never_skip)
+        return dense
+
+    def for_attention(self, name: str) -> Tensor | None:
+        """What the attention implementation `name` would have been given, None included."""
+        function = compat.own_mask_function(name)
+        return None if function is None else function(**self.arguments)
+
+    def agrees_with(self, rows: Rows) -> bool:
+        """Whether the padding of this mask is just what `rows` did not store. Looked at once per step."""
+        if self._checked is None or self._checked[0] is not rows or self._checked[1] != rows.length:
+            self._checked = (rows, rows.length, self._compare(rows))
+        return self._checked[2]
+
+    def _compare(self, rows: Rows) -> bool:
+        if self.window is not None and rows.kept is not None and not is_left_padding(rows):
+            return False  # a window counts positions, those of padding inside a row too
+        padding = self.arguments.get("attention_mask")
+        if padding is None:
+            return rows.kept is None
+        if padding.shape[1] != rows.length:
+            return False
+        if rows.kept is None:
+            return bool(padding.all())
+        return torch.equal(padding.to("cpu", torch.bool), torch.from_numpy(rows.kept))
+
+
+def paged_mask(**arguments: Any) -> LazyMask:
+    """Called by transformers once per mask type and forward, by keyword."""
+    shape = (arguments["batch_size"], 1, arguments["q_length"], arguments["kv_length"])
+    mask: LazyMask = LazyMask.wrap(shape, torch.bool, torch.device(arguments.get("device", "cpu")))
+    is_plain, window = compat.mask_window(arguments["mask_function"])
+    mask.arguments, mask._checked, mask.window = arguments, None, window
+    mask.is_plain = is_plain and not arguments.get("use_vmap", False)
+    return mask
+
+
+def is_left_padding(rows: Rows) -> bool:
+    """Whether all padding of each row lies before its first token."""
+    assert rows.kept is not None
+    return bool((rows.kept[:, 1:] >= rows.kept[:, :-1]).all())

@@ -1,0 +1,169 @@
+"""One layer of a PagedCache: it writes new keys and values into slots and hands out lazy views of all of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import hfpaged_kernels as kernels
+import torch
+from torch import Tensor
+from transformers.cache_utils import CacheLayerMixin
+
+from hfpaged.errors import AutogradError
+from hfpaged.handle import LazyKV
+from hfpaged.kv_storage import LayerStore, check_signature
+from hfpaged.layer_groups import LayerGroup
+from hfpaged.rows import Rows
+from hfpaged.step import Step
+
+
+class LayerStep:
+    """One layer in one step: the new keys and values, and where all earlier ones lie."""
+
+    __slots__ = ("key", "rows", "step", "store", "value", "window")
+
+    def __init__(
+        self, rows: Rows, step: Step, store: LayerStore, key: Tensor, value: Tensor, window: int | None
+    ) -> None:
+        self.rows, self.step, self.store = rows, step, store
+        self.key, self.value, self.window = key, value, window
+
+    def dense(self, is_key: bool) -> Tensor:
+        """[batch, num_kv_heads, visible length, dim], zeros where padding was not stored."""
+        new = self.key if is_key else self.value
+        if self.step.is_first and self.store.key.dtype == self.key.dtype:
+            return new
+        stored = self.store.key if is_key else self.store.value
+        full = dense_rows(self.rows, self.step, stored).to(new.dtype)
+        return full[:, :, visible_offset(self.rows.past_length, self.window) :]
+
+
+class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
+    """The layer at `place` of layer group number `group_index`. Lengths live in the rows that all layers share."""
+
+    is_croppable = True
+
+    def __init__(self, rows: Rows, group_index: int, place: int) -> None:
+        self.group: LayerGroup = rows.pool.groups[group_index]
+        self._rows = rows
+        self._group_index, self._place = group_index, place
+        self._index = self.group.layers[place]
+        self._store: LayerStore | None = None
+        self.is_sliding = self.group.window is not None
+        self.sliding_window = self.group.window
+        self.record_past = False
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Find or make the store for keys and values of this kind."""
+        self._store = self._rows.pool.storage.store(self._place, key_states, value_states)
+        self._rows.pool.settle_size(self._store)
+
+    @property
+    def is_initialized(self) -> bool:
+        return self._store is not None
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Store new keys and values [batch, num_kv_heads, length, dim]; returns lazy views of all visible ones.
+
+        Raises AutogradError, CacheMismatchError, OutOfBlocksError.
+        """
+        if key_states.requires_grad or value_states.requires_grad:
+            raise AutogradError(
+                f"layer {self._index}: the keys need gradients, which writing into a pool would cut off; "
+                "generate under torch.no_grad() or torch.inference_mode(), or train with use_cache=False"
+            )
+        if self._store is None:
+            self.lazy_initialization(key_states, value_states)
+        store = self._store
+        assert store is not None
+        check_signature(store, key_states, value_states, self._index)
+        self._rows.join(self._index, key_states.shape[0], key_states.shape[2])
+        self.make_copies()
+        step = self._rows.steps[self._group_index].to(key_states.device)
+        store.write(_flat(key_states), _flat(value_states), step.slots)
+        layer_step = LayerStep(self._rows, step, store, key_states, value_states, self.group.window)
+        return self._lazy(layer_step, key_states, True), self._lazy(layer_step, value_states, False)
+
+    def make_copies(self) -> None:
+        """The copies-on-write of the step under way, and room for its new blocks."""
+        if self._store is None:
+            return
+        pool, copies = self._rows.pool.blocks, self._rows.copies
+        self._store.reserve(pool.high_water, pool.num_blocks)
+        if copies and copies[self._group_index]:
+            self._store.copy_blocks(copies[self._group_index])
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """(visible key length, offset of its first position), as transformers' dynamic layers say it."""
+        length = self.get_seq_length()
+        offset = visible_offset(length, self.group.window)
+        return length + query_length - offset, offset
+
+    def get_seq_length(self) -> int:
+        """Positions seen, padding included and windows not subtracted."""
+        return self._rows.length_of(self._index)
+
+    def get_max_length(self) -> int:
+        return -1 if self.group.window is None else self.group.window
+
+    def activate_past_recording(self) -> None:
+        """Blocks stay until crop anyway; the mark is for those who ask."""
+        self.record_past = True
+
+    def share_store(self, other: PagedLayer) -> None:
+        """Use the store that `other`, the same layer of a cache on the same pool, uses."""
+        self._store = other._store
+
+    @property
+    def keys(self) -> Tensor | None:
+        """The stored keys, gathered: [batch, num_kv_heads, length, dim]; None before the first ones."""
+        return self._gathered("key")
+
+    @property
+    def values(self) -> Tensor | None:
+        """The stored values, gathered: [batch, num_kv_heads, length, dim]; None before the first ones."""
+        return self._gathered("value")
+
+    # What transformers calls layer by layer concerns all rows at once; PagedCache does it once for all layers.
+    def reset(self) -> None:
+        raise NotImplementedError("reset the PagedCache, not one of its layers")
+
+    def _gathered(self, which: str) -> Tensor | None:
+        if self._store is None or self.get_seq_length() == 0:
+            return None
+        stored = getattr(self._store, which)
+        step = self._rows.reading_step(self._group_index).to(stored.device)
+        full = dense_rows(self._rows, step, stored)
+        return full[:, :, visible_offset(self._rows.length, self.group.window) :]
+
+    def _lazy(self, layer_step: LayerStep, new: Tensor, is_key: bool) -> Tensor:
+        offset = visible_offset(self._rows.past_length, self.group.window)
+        shape = (new.shape[0], new.shape[1], self._rows.length - offset, new.shape[3])
+        lazy: LazyKV = LazyKV.wrap(shape, new.dtype, new.device)
+        lazy.step, lazy.is_key = layer_step, is_key
+        return lazy
+
+
+def visible_offset(past_length: int, window: int | None) -> int:
+    """The first position that the next query may see."""
+    return 0 if window is None else max(past_length - window + 1, 0)
+
+
+def dense_rows(rows: Rows, step: Step, cache: Tensor) -> Tensor:
+    """[batch, num_kv_heads, length, dim] in the positions of the padded rows; padding is zeros."""
+    packed = kernels.gather(cache, step.block_tables, step.context_lengths)
+    if rows.kept is None:
+        return packed
+    kept = torch.from_numpy(rows.kept).to(cache.device)
+    padded = packed.new_zeros(*packed.shape[:2], rows.length, packed.shape[3])
+    counts = kept.sum(dim=1)
+    stored = torch.arange(packed.shape[2], device=cache.device) < counts[:, None]
+    padded.transpose(1, 2)[kept] = packed.transpose(1, 2)[stored]
+    return padded
+
+
+def _flat(states: Tensor) -> Tensor:
+    """[batch, heads, length, dim] -> [batch * length, heads, dim], without a copy where the model laid it out so."""
+    return states.transpose(1, 2).reshape(-1, states.shape[1], states.shape[3])

@@ -1,0 +1,147 @@
+"""Switching a model's attention to ours, and back."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from torch.utils.hooks import RemovableHandle
+from transformers import PreTrainedModel
+
+from hfpaged import attention_origin, compat
+from hfpaged.attention import paged_attention
+from hfpaged.mask import paged_mask
+
+if TYPE_CHECKING:
+    from hfpaged.kv_pool import KVPool
+
+
+@dataclass
+class _Patch:
+    """What has to be undone."""
+
+    hooks: list[RemovableHandle] = field(default_factory=list)
+    configs: list[Any] = field(default_factory=list)
+    is_default: bool = False
+
+
+_patches: weakref.WeakKeyDictionary[PreTrainedModel, _Patch] = weakref.WeakKeyDictionary()
+
+
+def is_patched(model: PreTrainedModel) -> bool:
+    return model in _patches
+
+
+def patch(model: PreTrainedModel, *, default: bool = False) -> PreTrainedModel:
+    """Switch the attention of `model` to the paged kernels; returns the model. A second call is no error.
+
+    With any other cache, or none, a patched model computes what it did before. Models whose attention does not go
+    through transformers' registry keep their own and get dense views from the cache.
+
+    Args:
+        default: also give every `generate()` of this model that names no cache a PagedCache on a pool of the
+            model's own: for pipelines, trainers and other people's code. `unpatch` ends it.
+    """
+    if model not in _patches:
+        _patches[model] = _install(model)
+    if default and not _patches[model].is_default:
+        _make_default(model)
+        _patches[model].is_default = True
+    return model
+
+
+def unpatch(model: PreTrainedModel) -> PreTrainedModel:
+    """Give `model` its own attention back; returns the model. Of an unpatched model it is no error."""
+    done = _patches.pop(model, None)
+    if done is not None:
+        for hook in done.hooks:
+            hook.remove()
+        for config in done.configs:
+            compat.set_attention(config, attention_origin.forget(config))
+        if done.is_default:
+            del model._prepare_cache_for_generation
+    return model
+
+
+@contextmanager
+def patched(model: PreTrainedModel, *, default: bool = False) -> Iterator[PreTrainedModel]:
+    """`with patched(model): ...` leaves the model as it was before."""
+    was_patched = is_patched(model)
+    patch(model, default=default)
+    try:
+        yield model
+    finally:
+        if not was_patched:
+            unpatch(model)
+
+
+def _install(model: PreTrainedModel) -> _Patch:
+    done = _Patch()
+    if compat.can_set_attention(model):
+        compat.register_attention(paged_attention, paged_mask)
+        for config in compat.configs_of(model):
+            attention_origin.remember(config)
+            compat.set_attention(config, compat.ATTENTION_NAME)
+            done.configs.append(config)
+    names = tuple(inspect.signature(model.forward).parameters)
+    before = functools.partial(_before_forward, names)
+    done.hooks.append(model.register_forward_pre_hook(before, with_kwargs=True))
+    done.hooks.append(model.register_forward_hook(_AfterForward(names), with_kwargs=True, always_call=True))
+    return done
+
+
+def _paged_cache(
+    names: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, dict[str, Any]]:
+    """The PagedCache of a forward call, or None, and all its arguments by name."""
+    from hfpaged.cache import PagedCache
+
+    named = dict(zip(names, args, strict=False)) | kwargs
+    cache = named.get("cache", named.get("past_key_values"))
+    return (cache if isinstance(cache, PagedCache) else None), named
+
+
+def _before_forward(
+    names: tuple[str, ...], module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    cache, named = _paged_cache(names, args, kwargs)
+    if cache is not None:
+        cache.expect(named.get("attention_mask"), named.get("input_ids"))
+
+
+class _AfterForward:
+    """A forward that raised, or that Ctrl-C broke, leaves the cache as it was before it."""
+
+    def __init__(self, names: tuple[str, ...]) -> None:
+        self._names = names
+
+    def __call__(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        cache, _ = _paged_cache(self._names, args, kwargs)
+        if cache is not None and output is None:
+            cache.abort_step()
+
+
+def _make_default(model: PreTrainedModel) -> None:
+    """Shadow the one method in which generate() makes its cache."""
+    prepare = model._prepare_cache_for_generation
+    pool: KVPool | None = None
+    name = compat.cache_argument()
+
+    @functools.wraps(prepare)
+    def prepare_paged(generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        nonlocal pool
+        from hfpaged.cache import PagedCache
+
+        chosen = model_kwargs.get(name) is not None or generation_config.cache_implementation is not None
+        if not chosen and generation_config.use_cache is not False:
+            cache = PagedCache(model, pool=pool)
+            pool = cache.pool
+            model_kwargs[name] = cache
+        return prepare(generation_config, model_kwargs, *args, **kwargs)
+
+    model._prepare_cache_for_generation = prepare_paged

@@ -1,0 +1,168 @@
+"""The rows of a batch: their sequences, their padding, and the step that is under way. One owner for all layers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from hfpaged.block_table import BlockCopy
+from hfpaged.errors import CacheMismatchError
+from hfpaged.kv_pool import KVPool
+from hfpaged.sequence import Sequence
+from hfpaged.step import Step, build_step
+
+Bools = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """What is known of a step before its first key: which of its tokens are padding (`kept` False, shape
+    [batch, query_length]; None: none is), and for each row the first row with the very same tokens.
+    """
+
+    kept: Bools | None
+    same_as: list[int]
+
+
+class Rows:
+    """`length` positions in `batch` rows, padding included; sequences store only what is no padding.
+
+    A step runs layer by layer: the first layer that brings new keys begins it, the others join.
+    """
+
+    def __init__(self, pool: KVPool) -> None:
+        self.pool = pool
+        self.sequences: list[Sequence] = []
+        self.length = 0
+        self.kept: Bools | None = None  # [batch, length], False for padding; None: there is none
+        self.plan: StepPlan | None = None
+        self.steps: list[Step] = []  # by layer group; empty between a change of rows and the next step
+        self.copies: list[list[BlockCopy]] = []  # by layer group, to be made before the step's first write
+        self.past_length = 0
+        self.seen: dict[int, int] = {}  # positions by layer, for layers that have seen any
+
+    @property
+    def batch(self) -> int:
+        return len(self.sequences)
+
+    def length_of(self, layer: int) -> int:
+        """Positions that `layer` has seen."""
+        return self.seen.get(layer, 0)
+
+    def join(self, layer: int, batch: int, query_length: int) -> None:
+        """Layer `layer` brings keys for `query_length` positions: begin a step, or take part in the one under way.
+
+        Raises CacheMismatchError, or OutOfBlocksError with all blocks of these rows given back.
+        """
+        past = self.length_of(layer)
+        if past == self.length or not self.steps:
+            self._begin(batch, query_length)
+        if past != self.past_length or past + query_length != self.length or batch != self.batch:
+            raise CacheMismatchError(
+                f"layer {layer} has seen {past} positions and brings {query_length} for {batch} rows, while the step "
+                f"goes from {self.past_length} to {self.length} for {self.batch} rows; start with a fresh cache"
+            )
+        self.seen[layer] = self.length
+
+    def reading_step(self, group: int) -> Step:
+        """Metadata to read all that is stored, with no new token."""
+        tables = [sequence.tables[group] for sequence in self.sequences]
+        return build_step(tables, self.pool.block_size, 0, None, [False] * len(tables))
+
+    def rollback(self) -> None:
+        """Undo the step under way, after an exception in the middle of a forward."""
+        if not self.steps:
+            return
+        self.seen = {layer: min(seen, self.past_length) for layer, seen in self.seen.items()}
+        self._cut(self.past_length)
+
+    def truncate(self, length: int) -> None:
+        """Keep the first `length` positions of each row."""
+        self.seen = {layer: min(seen, length) for layer, seen in self.seen.items()}
+        self._cut(min(length, self.length))
+
+    def select(self, indices: Iterable[int]) -> None:
+        """Row i becomes what row indices[i] was; rows may repeat or vanish. Tables are forked, nothing is copied."""
+        indices = list(indices)
+        with self.pool.lock:
+            old = self.sequences
+            self.sequences = [self.pool.manager.fork(old[index]) for index in indices]
+            for sequence in old:
+                self.pool.manager.free(sequence)
+        self.kept = None if self.kept is None else self.kept[indices]
+        self.steps = []
+
+    def fork(self) -> Rows:
+        """Other rows over the same blocks."""
+        child = Rows(self.pool)
+        with self.pool.lock:
+            child.sequences = [self.pool.manager.fork(sequence) for sequence in self.sequences]
+        child.length, child.kept, child.seen = self.length, self.kept, dict(self.seen)
+        return child
+
+    def free(self) -> None:
+        """Give all blocks back; the rows are empty and usable afterwards."""
+        with self.pool.lock:
+            for sequence in self.sequences:
+                self.pool.manager.free(sequence)
+            self.sequences = []
+        self.length, self.kept, self.plan, self.steps, self.seen = 0, None, None, [], {}
+
+    def _begin(self, batch: int, query_length: int) -> None:
+        plan, self.plan = self.plan, None
+        kept = (
+            plan.kept if plan and plan.kept is not None and plan.kept.shape == (batch, query_length) else None
+        )
+        if self.sequences and batch != self.batch:
+            raise CacheMismatchError(
+                f"the cache holds {self.batch} rows and the model brings {batch}; use reorder_cache, "
+                "batch_select_indices or batch_repeat_interleave to change rows, or a fresh cache"
+            )
+        same_as = (
+            plan.same_as if plan and not self.sequences and len(plan.same_as) == batch else list(range(batch))
+        )
+        try:
+            self._grow(same_as, query_length, kept)
+        except Exception:
+            self.free()
+            raise
+        self._remember(batch, query_length, kept)
+
+    def _grow(self, same_as: list[int], query_length: int, kept: Bools | None) -> None:
+        """Rows that store their tokens grow; a row that equals an earlier one becomes its fork."""
+        counts = [query_length] * len(same_as) if kept is None else kept.sum(axis=1).tolist()
+        owns = [row == first for row, first in enumerate(same_as)]
+        with self.pool.lock:
+            manager = self.pool.manager
+            if not self.sequences:
+                self.sequences = [manager.create() for own in owns if own]
+            self.copies = manager.grow(
+                list(zip(self.sequences, (c for c, own in zip(counts, owns) if own), strict=True))
+            )
+            if not all(owns):
+                stored = dict(zip((row for row, own in enumerate(owns) if own), self.sequences, strict=True))
+                self.sequences = [
+                    stored[row] if owns[row] else manager.fork(stored[same_as[row]])
+                    for row in range(len(owns))
+                ]
+        tables = list(zip(*(sequence.tables for sequence in self.sequences), strict=True))
+        self.steps = [build_step(group, self.pool.block_size, query_length, kept, owns) for group in tables]
+
+    def _remember(self, batch: int, query_length: int, kept: Bools | None) -> None:
+        self.past_length, self.length = self.length, self.length + query_length
+        if kept is not None or self.kept is not None:
+            past = self.kept if self.kept is not None else np.ones((batch, self.past_length), dtype=bool)
+            new = kept if kept is not None else np.ones((batch, query_length), dtype=bool)
+            self.kept = np.concatenate([past, new], axis=1)
+
+    def _cut(self, length: int) -> None:
+        with self.pool.lock:
+            for row, sequence in enumerate(self.sequences):
+                stored = length if self.kept is None else int(self.kept[row, :length].sum())
+                self.pool.manager.trim(sequence, stored)
+        self.length = length
+        self.kept = None if self.kept is None else self.kept[:, :length]
+        self.steps = []

@@ -1,0 +1,115 @@
+"""Step metadata: where the tokens of one forward go and what each of them may read. Built once, used by every layer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+from dataclasses import dataclass, field, fields, replace
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from hfpaged.block_table import BlockTable
+
+
+@dataclass
+class Step:
+    """One step of one layer group. The tokens lie in one flat list; padded rows and packed tokens are both that.
+
+    slots            [num_tokens] int64, -1 for a token that is not stored
+    block_tables     [num_seqs, max_blocks] int32, anything behind a table's end
+    context_lengths  [num_seqs] int32, stored tokens with those of this step
+    query_starts     [num_seqs] int32, the first token of a sequence in the flat list
+    query_lengths    [num_seqs] int32, its tokens in this step
+    """
+
+    slots: Tensor
+    block_tables: Tensor
+    context_lengths: Tensor
+    query_starts: Tensor
+    query_lengths: Tensor
+    num_seqs: int
+    is_decode: bool  # one query token in each sequence
+    is_first: bool  # no sequence has a token from before this step
+    is_contiguous: bool  # the query tokens of each sequence lie side by side
+    _on_device: dict[torch.device, Step] = field(default_factory=dict, repr=False)
+
+    def to(self, device: torch.device) -> Step:
+        """The same step with its tensors on `device`; copied once."""
+        if self.slots.device == device:
+            return self
+        if device not in self._on_device:
+            tensors = {f.name: getattr(self, f.name) for f in fields(self)}
+            moved = {name: t.to(device) for name, t in tensors.items() if isinstance(t, Tensor)}
+            self._on_device[device] = replace(self, **moved, _on_device={})
+        return self._on_device[device]
+
+
+def build_step(
+    tables: Many[BlockTable],
+    block_size: int,
+    query_length: int,
+    kept: npt.NDArray[np.bool_] | None,
+    stores: Many[bool],
+) -> Step:
+    """A step of padded rows: `query_length` tokens for each table, which has grown for them already.
+
+    `kept` ([num_seqs, query_length]) is False for padding; None keeps all. `stores[row]` is False for a row whose
+    tokens another row stores for it.
+    """
+    lengths = [query_length] * len(tables) if kept is None else kept.sum(axis=1).tolist()
+    contexts = [table.length for table in tables]
+    if query_length == 1 and kept is None:
+        slots = [
+            table.slot(table.length - 1) if owns else -1 for table, owns in zip(tables, stores, strict=True)
+        ]
+        flat = np.array(slots, dtype=np.int64)
+    else:
+        flat = _slots(tables, block_size, query_length, lengths, kept, stores)
+    starts, contiguous = _starts(len(tables), query_length, lengths, kept)
+    return Step(
+        slots=torch.from_numpy(flat),
+        block_tables=_stack(tables),
+        context_lengths=torch.tensor(contexts, dtype=torch.int32),
+        query_starts=torch.from_numpy(starts),
+        query_lengths=torch.tensor(lengths, dtype=torch.int32),
+        num_seqs=len(tables),
+        is_decode=query_length == 1 and all(lengths),
+        is_first=contexts == lengths,
+        is_contiguous=contiguous,
+    )
+
+
+def _slots(
+    tables: Many[BlockTable], block_size: int, query_length: int, lengths: Many[int],
+    kept: npt.NDArray[np.bool_] | None, stores: Many[bool],
+) -> npt.NDArray[np.int64]:  # fmt: skip
+    slots = np.full((len(tables), query_length), -1, dtype=np.int64)
+    for row, (table, length) in enumerate(zip(tables, lengths, strict=True)):
+        if stores[row] and length:
+            positions = np.arange(table.length - length, table.length)
+            blocks = np.frombuffer(table.blocks, dtype=np.int32).astype(np.int64)
+            own = blocks[positions // block_size] * block_size + positions % block_size
+            slots[row, slice(None) if kept is None else kept[row]] = own
+    return slots.reshape(-1)
+
+
+def _starts(
+    num_rows: int, query_length: int, lengths: Many[int], kept: npt.NDArray[np.bool_] | None
+) -> tuple[npt.NDArray[np.int32], bool]:
+    rows = np.arange(num_rows, dtype=np.int32) * query_length
+    if kept is None:
+        return rows, True
+    first = kept.argmax(axis=1)
+    last = query_length - kept[:, ::-1].argmax(axis=1)
+    spans = np.where(np.array(lengths) > 0, last - first, 0)
+    return (rows + first).astype(np.int32), bool((spans == lengths).all())
+
+
+def _stack(tables: Many[BlockTable]) -> Tensor:
+    longest = max(len(table.blocks) for table in tables)
+    stacked = np.full((len(tables), max(longest, 1)), -1, dtype=np.int32)
+    for row, table in zip(stacked, tables, strict=True):
+        row[: len(table.blocks)] = table.blocks
+    return torch.from_numpy(stacked)
