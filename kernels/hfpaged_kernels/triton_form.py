@@ -84,9 +84,7 @@ def decode(
         return out
     tables = launch.int32(block_tables)
     tiling = launch.decode_tiling(query.dtype, max(key_cache.shape[3], value_cache.shape[3]))
-    arguments = launch.attention_arguments(
-        query, key_cache, value_cache, tables, tiling.rows, scale, window, softcap
-    )
+    arguments = launch.attention_arguments(query, key_cache, value_cache, tables, tiling.rows, scale, window, softcap)
     sink_arguments = {
         "sinks_ptr": query if sinks is None else sinks.contiguous(),
         "HAS_SINKS": sinks is not None,
@@ -134,9 +132,7 @@ def prefill(
         return out
     tables = launch.int32(block_tables)
     tiling = launch.prefill_tiling(query.dtype, max(key_cache.shape[3], value_cache.shape[3]))
-    arguments = launch.attention_arguments(
-        query, key_cache, value_cache, tables, tiling.rows, scale, window, softcap
-    )
+    arguments = launch.attention_arguments(query, key_cache, value_cache, tables, tiling.rows, scale, window, softcap)
     tokens = tiling.rows // arguments["HEADS"]
     tile_ends = ((query_lengths + tokens - 1) // tokens).cumsum(0, dtype=torch.int32)
     # However the tokens fall into sequences, there are no more tiles than this.
@@ -202,8 +198,6 @@ def _check_cache(cache: Tensor) -> None:
         raise ValueError(f"no Triton kernel for a cache of {cache.dtype}; use one of {DTYPES}")
     block_size = cache.shape[2]
     if block_size & (block_size - 1):
-        raise ValueError(
-            f"block_size={block_size} is not a power of two; the kernels need one. Use 16 or 32."
-        )
+        raise ValueError(f"block_size={block_size} is not a power of two; the kernels need one. Use 16 or 32.")
     if cache.stride(3) != 1:
         raise ValueError(f"the head dim of a cache must be contiguous, its stride is {cache.stride(3)}")

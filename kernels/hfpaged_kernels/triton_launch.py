@@ -39,9 +39,7 @@ def decode_tiling(dtype: torch.dtype, dim: int) -> Tiling:
 def prefill_tiling(dtype: torch.dtype, dim: int) -> Tiling:
     """The tiling of the prefill kernel for the larger of key and value dim."""
     if dtype == torch.float32:
-        return Tiling(
-            rows=32, tile=32 if pad(dim) <= 128 else 16, warps=4 if pad(dim) <= 128 else 8, stages=1
-        )
+        return Tiling(rows=32, tile=32 if pad(dim) <= 128 else 16, warps=4 if pad(dim) <= 128 else 8, stages=1)
     if pad(dim) <= 128:
         # More positions at a time make registers spill on compute capability 8.0.
         return Tiling(rows=64, tile=64 if pad(dim) <= 64 else 32, warps=4, stages=2)

@@ -24,9 +24,7 @@ def outcomes() -> dict[str, str]:
     environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     command = [sys.executable, str(HERE / "triton_interpreter_worker.py")]
     workers = [
-        subprocess.Popen(
-            [*command, str(share), str(SHARES)], stdout=subprocess.PIPE, env=environment, text=True
-        )
+        subprocess.Popen([*command, str(share), str(SHARES)], stdout=subprocess.PIPE, env=environment, text=True)
         for share in range(SHARES)
     ]
     found: dict[str, str] = {}
