@@ -113,9 +113,7 @@ def store_bfloat16(builder: Any, address: Any, value: Any) -> None:
     """Rounds to nearest even; every NaN becomes the same quiet one, as in torch."""
     bits = builder.bitcast(value, _INTS)
     odd = builder.and_(builder.lshr(bits, _constant(_INTS, 16)), _constant(_INTS, 1))
-    rounded = builder.lshr(
-        builder.add(builder.add(bits, _constant(_INTS, 0x7FFF)), odd), _constant(_INTS, 16)
-    )
+    rounded = builder.lshr(builder.add(builder.add(bits, _constant(_INTS, 0x7FFF)), odd), _constant(_INTS, 16))
     chosen = builder.select(builder.fcmp_unordered("uno", value, value), _constant(_INTS, 0x7FC0), rounded)
     builder.store(builder.trunc(chosen, _SHORTS), _at(builder, address, _SHORTS), align=2)
 
@@ -304,7 +302,7 @@ def store_as(address: int, kind: int, value: Any) -> None:
         store_float16(address, value)
 
 
-@njit(forceinline=True)
+@njit(nogil=True)
 def convert(source: int, source_kind: int, target: int, target_kind: int, count: int) -> None:
     """Copy `count` elements from one dtype to another."""
     source_size, target_size = size_of(source_kind), size_of(target_kind)

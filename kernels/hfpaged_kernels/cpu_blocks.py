@@ -29,10 +29,19 @@ def write_rows(
 
 
 @njit(cache=True, nogil=True)
-def copy_whole_blocks(
-    cache: int, block_stride: int, block_bytes: int, sources: int, targets: int, count: int
-) -> None:
-    """Copy blocks one after the other; no target is also a source of a later copy."""
+def overlap(sources: int, targets: int, count: int) -> bool:
+    """Whether a block is both read and written, so that the order of the copies would matter."""
+    for i in range(count):
+        target = load_int64(targets + 8 * i)
+        for j in range(count):
+            if load_int64(sources + 8 * j) == target:
+                return True
+    return False
+
+
+@njit(cache=True, nogil=True)
+def copy_whole_blocks(cache: int, block_stride: int, block_bytes: int, sources: int, targets: int, count: int) -> None:
+    """Copy blocks one after the other; no block is both a source and a target."""
     for i in range(count):
         target = cache + load_int64(targets + 8 * i) * block_stride
         copy_bytes(target, cache + load_int64(sources + 8 * i) * block_stride, block_bytes)

@@ -66,7 +66,7 @@ def _first_visible(length: int, window: int) -> int:
     return max(0, length - window) if window > 0 else 0
 
 
-@njit(forceinline=True)
+@njit(nogil=True)
 def _line(lengths: int, num_seqs: int, window: int) -> Any:
     """[num_seqs + 1] where each sequence begins on the line of strips, and where the line ends."""
     starts = np.zeros(num_seqs + 1, dtype=np.int64)
@@ -77,7 +77,7 @@ def _line(lengths: int, num_seqs: int, window: int) -> Any:
     return starts
 
 
-@njit(forceinline=True)
+@njit(nogil=True)
 def _begin(state: int, group: int, width: int, sinks: int) -> None:
     """A sink counts as a key that was seen before all others: its logit is the maximum, its weight 1."""
     for g in range(group):
@@ -102,7 +102,7 @@ def _raise_maximum(state: int, group: int, width: int, g: int, top: float) -> No
     store_one(state + 4 * g, top)
 
 
-@njit(forceinline=True)
+@njit(nogil=True)
 def _merge(state: int, other: int, group: int, width: int) -> None:
     """Add the partial result `other` to `state`; `other` is used up."""
     for g in range(group):
@@ -116,7 +116,7 @@ def _merge(state: int, other: int, group: int, width: int) -> None:
             store_one(row + 4 * column, load_one(row + 4 * column) + load_one(added + 4 * column))
 
 
-@njit(forceinline=True)
+@njit(nogil=True)
 def _finish(state: int, group: int, width: int, out: int, out_kind: int, dim: int) -> None:
     """Divide by the sums and write the heads of the group, which lie one after the other in `out`."""
     for g in range(group):
@@ -125,10 +125,8 @@ def _finish(state: int, group: int, width: int, out: int, out_kind: int, dim: in
         convert(row, FLOAT32, out + g * dim * size_of(out_kind), out_kind, dim)
 
 
-@njit(forceinline=True)
-def _weigh(
-    weights: int, count: int, state: int, heads: int, width: int, h: int, scale: float, softcap: float
-) -> None:
+@njit(nogil=True)
+def _weigh(weights: int, count: int, state: int, heads: int, width: int, h: int, scale: float, softcap: float) -> None:
     """Turn the products of one head with a strip of keys into weights, under the maximum so far."""
     top = splat(-np.inf)
     for part in range(0, STRIP, LANES):
@@ -136,9 +134,7 @@ def _weigh(
         if softcap > 0:
             scores = multiply(splat(softcap), tanh(multiply(scores, splat(np.float32(1.0) / softcap))))
         if count < STRIP:
-            scores = where_at_most(
-                lane_numbers(), splat(np.float32(count - 1 - part)), scores, splat(-np.inf)
-            )
+            scores = where_at_most(lane_numbers(), splat(np.float32(count - 1 - part)), scores, splat(-np.inf))
         store(weights + 4 * part, scores)
         top = larger(top, scores)
     highest = largest(top)
@@ -166,12 +162,10 @@ def decode_share(share: int, shares: int, starts: Any, partials: int, owners: An
     key_width, width = padded(key_dim), padded(value_dim)
     heads = kv_heads * group
     state_bytes = 4 * heads * (2 + width)
-    memory = np.empty(
-        heads * (key_width + 2 + width) + STRIP * (key_width + width + group) + LANES, dtype=np.float32
-    )
-    key_strip = (memory.ctypes.data + 63) // 64 * 64
-    value_strip = key_strip + 4 * STRIP * key_width
-    weights = value_strip + 4 * STRIP * width
+    floats = heads * (key_width + 2 + width) + LANES * max(key_width, width) + group * STRIP + LANES
+    memory = np.empty(floats, dtype=np.float32)
+    buffer = (memory.ctypes.data + 63) // 64 * 64
+    weights = buffer + 4 * LANES * max(key_width, width)
     rows = weights + 4 * STRIP * group
     state = rows + 4 * heads * key_width
     clear_bytes(rows, 4 * heads * key_width)
@@ -191,8 +185,8 @@ def decode_share(share: int, shares: int, starts: Any, partials: int, owners: An
             source = query + seq * query_stride + h * query_head_stride
             convert(source, query_kind, rows + 4 * h * key_width, FLOAT32, key_dim)
         _begin(state, heads, width, sinks if begin == 0 else 0)
-        for strip in range(begin, stop):
-            position = first + strip * STRIP
+        for number in range(begin, stop):
+            position = first + number * STRIP
             count = min(STRIP, length - position)
             for kv_head in range(kv_heads):
                 following, ahead = kv_head + 1, position
@@ -213,49 +207,24 @@ def decode_share(share: int, shares: int, starts: Any, partials: int, owners: An
                         ahead,
                         left,
                     )
-                strip_keys = read_strip(
-                    keys + kv_head * key_head,
-                    kind,
-                    key_block,
-                    key_dim,
-                    block_size,
-                    table,
-                    position,
-                    count,
-                    key_strip,
-                )
+                h = kv_head * group
+                for part in range(0, count, LANES):
+                    strip = read_strip(
+                        keys + kv_head * key_head, kind, key_block, key_dim, block_size, table, position + part,
+                        min(LANES, count - part), LANES, buffer,
+                    )  # fmt: skip
+                    score_strip(rows + 4 * h * key_width, strip, key_width, group, weights + 4 * part, 4 * STRIP)
                 for g in range(group):
-                    row = rows + 4 * (kv_head * group + g) * key_width
-                    for part in range(0, STRIP, LANES):
-                        store(
-                            weights + 4 * (g * STRIP + part),
-                            score_strip(row, strip_keys + 4 * part * key_width, key_width),
-                        )
-                for g in range(group):
-                    _weigh(
-                        weights + 4 * g * STRIP,
-                        count,
-                        state,
-                        heads,
-                        width,
-                        kv_head * group + g,
-                        scale,
-                        softcap,
-                    )
-                strip_values = read_strip(
-                    values + kv_head * value_head,
-                    kind,
-                    value_block,
-                    value_dim,
-                    block_size,
-                    table,
-                    position,
-                    count,
-                    value_strip,
-                )
-                for g in range(group):
-                    total_row = state + 8 * heads + 4 * (kv_head * group + g) * width
-                    add_weighted(total_row, weights + 4 * g * STRIP, strip_values, width, count)
+                    _weigh(weights + 4 * g * STRIP, count, state, heads, width, h + g, scale, softcap)
+                for part in range(0, count, LANES):
+                    strip = read_strip(
+                        values + kv_head * value_head, kind, value_block, value_dim, block_size, table,
+                        position + part, min(LANES, count - part), LANES, buffer,
+                    )  # fmt: skip
+                    add_weighted(
+                        state + 8 * heads + 4 * h * width, weights + 4 * part, 4 * STRIP, strip, width, group,
+                        min(LANES, count - part),
+                    )  # fmt: skip
 
         if begin == 0 and stop == strips:
             _finish(
@@ -275,9 +244,7 @@ def decode_share(share: int, shares: int, starts: Any, partials: int, owners: An
 
 
 @njit(nogil=True)
-def merge_shares(
-    shares: int, partials: int, owners: Any, group: int, dim: int, out: int, out_kind: int
-) -> None:
+def merge_shares(shares: int, partials: int, owners: Any, group: int, dim: int, out: int, out_kind: int) -> None:
     """Each head that was left unfinished takes the parts of the shares that went on with it."""
     width = padded(dim)
     state_bytes = 4 * group * (2 + width)

@@ -61,7 +61,7 @@ def _tile_range(tile_row: int, length: int, context: int, group: int, window: in
     return first, end
 
 
-@njit(forceinline=True)
+@njit(nogil=True)
 def _line(lengths: int, contexts: int, num_seqs: int, group: int, kv_heads: int, window: int) -> Any:
     """For each tile its sequence and first row, and where it begins on the line of strips (and its end)."""
     tiles = 0
@@ -79,7 +79,7 @@ def _line(lengths: int, contexts: int, num_seqs: int, group: int, kv_heads: int,
     return line
 
 
-@njit(forceinline=True)
+@njit(nogil=True)
 def _begin(state: int, sinks: int, tile_row: int, group: int, width: int) -> None:
     """A sink counts as a key that was seen before all others: its logit is the maximum, its weight 1."""
     for row in range(TILE):
@@ -89,7 +89,7 @@ def _begin(state: int, sinks: int, tile_row: int, group: int, width: int) -> Non
     clear_bytes(state + 8 * TILE, 4 * TILE * width)
 
 
-@njit(forceinline=True)
+@njit(nogil=True)
 def _turn_queries(
     query: int, kind: int, stride: int, head_stride: int, tile_row: int, rows: int, group: int, dim: int,
     scale: float, buffer: int, target: int,
@@ -105,7 +105,7 @@ def _turn_queries(
             store_one(column + d * _VECTOR, load_one(buffer + 4 * d) * np.float32(scale))
 
 
-@njit(forceinline=True)
+@njit(nogil=True)
 def _score(queries: int, dim: int, keys: int, key_bytes: int, scores: int) -> None:
     """scores[STRIP, 16] of sixteen query rows; eight keys at a time so that sums overlap."""
     for key in range(0, STRIP, 8):
@@ -133,7 +133,7 @@ def _score(queries: int, dim: int, keys: int, key_bytes: int, scores: int) -> No
         store(target + 7 * _VECTOR, h)
 
 
-@njit(forceinline=True)
+@njit(nogil=True)
 def _limit(scores: int, softcap: float) -> None:
     cap, inverse = splat(softcap), splat(np.float32(1.0) / np.float32(softcap))
     for key in range(STRIP):
@@ -141,7 +141,7 @@ def _limit(scores: int, softcap: float) -> None:
         store(at, multiply(cap, tanh(multiply(load(at), inverse))))
 
 
-@njit(forceinline=True)
+@njit(nogil=True)
 def _hide(scores: int, position: int, positions: Any, window: int) -> None:
     """Minus infinity for the keys (from `position` on) that a row does not see."""
     hidden = splat(-np.inf)
@@ -172,7 +172,7 @@ def _weigh(scores: int, maxima: int, sums: int) -> Any:
     return factor
 
 
-@njit(forceinline=True)
+@njit(nogil=True)
 def _add_values(totals: int, factor: Any, weights: int, values: int, width: int, count: int) -> None:
     """totals[width, 16] = totals * factor + values[count, width].T @ weights[count, 16], eight columns at a time."""
     for column in range(0, width, 8):
@@ -201,7 +201,7 @@ def _add_values(totals: int, factor: Any, weights: int, values: int, width: int,
         store(at + 7 * _VECTOR, h)
 
 
-@njit(forceinline=True)
+@njit(nogil=True)
 def _merge(state: int, other: int, width: int) -> None:
     """Add the partial result `other` to `state`."""
     for vector in range(VECTORS):
@@ -215,7 +215,7 @@ def _merge(state: int, other: int, width: int) -> None:
             store(state + at, fused(load(state + at), mine, multiply(load(other + at), theirs)))
 
 
-@njit(forceinline=True)
+@njit(nogil=True)
 def _finish(
     state: int, rows: int, tile_row: int, group: int, width: int, dim: int, buffer: int, out: int, kind: int,
     token_bytes: int,
@@ -242,9 +242,7 @@ def _share(share: int, shares: int, line: Any, partials: int, owners: Any, call:
     key_width, width = padded(key_dim), padded(value_dim)
     token_bytes = kv_heads * group * value_dim * size_of(query_kind)
     state_floats = TILE * (2 + width)
-    floats = (
-        TILE * key_dim + state_floats + STRIP * (key_width + width + LANES) + max(key_width, width) + TILE
-    )
+    floats = TILE * key_dim + state_floats + STRIP * (key_width + width + LANES) + max(key_width, width) + TILE
     memory = np.empty(floats + LANES, dtype=np.float32)
     queries = (memory.ctypes.data + 63) // 64 * 64
     state = queries + 4 * TILE * key_dim
@@ -289,10 +287,10 @@ def _share(share: int, shares: int, line: Any, partials: int, owners: Any, call:
                 prefetch_strip(key_base, kind, key_block, key_dim, block_size, table, ahead, left)
                 prefetch_strip(value_base, kind, value_block, value_dim, block_size, table, ahead, left)
             strip_keys = read_strip(
-                key_base, kind, key_block, key_dim, block_size, table, position, count, key_strip
+                key_base, kind, key_block, key_dim, block_size, table, position, count, STRIP, key_strip
             )
             strip_values = read_strip(
-                value_base, kind, value_block, value_dim, block_size, table, position, count, value_strip
+                value_base, kind, value_block, value_dim, block_size, table, position, count, STRIP, value_strip
             )
             for vector in range((rows + LANES - 1) // LANES):
                 lowest = context - length + (tile_row + vector * LANES) // group

@@ -15,8 +15,10 @@ from numba.core import cgutils
 from hfpaged_kernels.cpu_bits import (
     BFLOAT16,
     FLOAT16,
+    FLOAT32,
     FLOATS,
     LANES,
+    add,
     clear_bytes,
     convert,
     emitter,
@@ -36,6 +38,7 @@ from hfpaged_kernels.cpu_bits import (
 )
 
 CACHE_LINE = 64
+_VECTOR = 4 * LANES
 STRIP = 2 * LANES
 
 
@@ -63,14 +66,22 @@ def _read_rows(source: int, kind: int, target: int, count: int) -> None:
             store(target + 4 * i, load(source + 4 * i))
 
 
-@njit(forceinline=True)
+@njit(nogil=True)
 def read_strip(
     cache: int, kind: int, block_stride: int, dim: int, block_size: int, table: int, position: int, rows: int,
-    target: int,
+    capacity: int, target: int,
 ) -> int:  # fmt: skip
-    """Rows position .. position + rows of the head at `cache` into `target` ([16, padded(dim)] float32)."""
+    """Rows position .. position + rows of the head at `cache`, as [capacity, padded(dim)] float32.
+
+    The result is `target`, or the cache itself where the rows lie there in just that form.
+    """
     width, row_bytes = padded(dim), dim * size_of(kind)
     done = 0
+    if kind == FLOAT32 and width == dim and rows == capacity:
+        index = position // block_size
+        offset = position - index * block_size
+        if offset + rows <= block_size:
+            return cache + load_int32(table + 4 * index) * block_stride + offset * row_bytes
     while done < rows:
         index = (position + done) // block_size
         offset = position + done - index * block_size
@@ -84,12 +95,12 @@ def read_strip(
                 convert(source + row * row_bytes, kind, start, 0, dim)
                 clear_bytes(start + 4 * dim, 4 * (width - dim))
         done += run
-    if rows < STRIP:
-        clear_bytes(target + rows * 4 * width, (STRIP - rows) * 4 * width)
+    if rows < capacity:
+        clear_bytes(target + rows * 4 * width, (capacity - rows) * 4 * width)
     return target
 
 
-@njit(forceinline=True)
+@njit(nogil=True)
 def prefetch_strip(
     cache: int, kind: int, block_stride: int, dim: int, block_size: int, table: int, position: int, rows: int
 ) -> None:
@@ -106,22 +117,45 @@ def prefetch_strip(
         done += run
 
 
-@emitter(lanes, types.int64, types.int64, types.int64)
-def score_strip(builder: Any, query: Any, keys: Any, width: Any) -> Any:
-    """The products of one query row with the sixteen rows of a strip, one in each lane."""
-    index, step = ir.IntType(64), ir.Constant(ir.IntType(64), LANES)
-    sums = [cgutils.alloca_once_value(builder, ir.Constant(FLOATS, [0.0] * LANES)) for _ in range(LANES)]
-    for slot in sums:
-        builder.store(ir.Constant(FLOATS, [0.0] * LANES), slot)
-    row_bytes = builder.mul(width, ir.Constant(index, 4))
-    with cgutils.for_range_slice(builder, ir.Constant(index, 0), width, step, intp=index) as (column, _):
-        offset = builder.mul(column, ir.Constant(index, 4))
-        chunk = _read(builder, builder.add(query, offset))
-        row = builder.add(keys, offset)
-        for slot in sums:
-            builder.store(fuse(builder, chunk, _read(builder, row), builder.load(slot)), slot)
-            row = builder.add(row, row_bytes)
-    return _total_each(builder, [builder.load(slot) for slot in sums])
+def _scores_of(width: int | None) -> Any:
+    """The scoring of a strip whose rows are `width` wide; a width known in advance makes addresses constants."""
+
+    @emitter(lanes, types.int64, types.int64, types.int64)
+    def score(builder: Any, query: Any, keys: Any, any_width: Any) -> Any:
+        index = ir.IntType(64)
+        zero = ir.Constant(FLOATS, [0.0] * LANES)
+        sums = [cgutils.alloca_once(builder, FLOATS) for _ in range(LANES)]
+        for total in sums:
+            builder.store(zero, total)
+        end = any_width if width is None else ir.Constant(index, width)
+        row_bytes = builder.mul(end, ir.Constant(index, 4))
+        start, step = ir.Constant(index, 0), ir.Constant(index, LANES)
+        with cgutils.for_range_slice(builder, start, end, step, intp=index) as (column, _):
+            offset = builder.mul(column, ir.Constant(index, 4))
+            chunk = _read(builder, builder.add(query, offset))
+            row = builder.add(keys, offset)
+            for total in sums:
+                builder.store(fuse(builder, chunk, _read(builder, row), builder.load(total)), total)
+                row = builder.add(row, row_bytes)
+        return _total_each(builder, [builder.load(total) for total in sums])
+
+    return score
+
+
+_score_64, _score_128, _score_any = _scores_of(64), _scores_of(128), _scores_of(None)
+
+
+@njit(nogil=True)
+def score_strip(queries: int, keys: int, width: int, group: int, scores: int, stride: int) -> None:
+    """The products of `group` query rows with sixteen rows of keys; those of one query lie side by side."""
+    for g in range(group):
+        query = queries + 4 * g * width
+        if width == 64:
+            store(scores + g * stride, _score_64(query, keys, width))
+        elif width == 128:
+            store(scores + g * stride, _score_128(query, keys, width))
+        else:
+            store(scores + g * stride, _score_any(query, keys, width))
 
 
 def _read(builder: Any, address: Any) -> Any:
@@ -146,31 +180,74 @@ def _total_each(builder: Any, sums: list[Any]) -> Any:
 
 
 @njit(forceinline=True)
-def add_weighted(total: int, weights: int, values: int, width: int, rows: int) -> None:
-    """total[width] += weights[rows] @ values[rows, width], four vectors at a time so that sums overlap."""
-    column, end = 0, 4 * width
-    while column + 16 * LANES <= end:
-        at = total + column
-        a, b = load(at), load(at + 4 * LANES)
-        c, d = load(at + 8 * LANES), load(at + 12 * LANES)
+def _add_to_two(total: int, weights: int, stride: int, values: int, width: int, rows: int) -> None:
+    """Two heads at once, so that eight sums overlap and each value is read once for both."""
+    row_bytes = 4 * width
+    for column in range(0, row_bytes, 4 * _VECTOR):
+        at, other = total + column, total + row_bytes + column
+        a, b, c, d = load(at), load(at + _VECTOR), load(at + 2 * _VECTOR), load(at + 3 * _VECTOR)
+        e, f, g, h = load(other), load(other + _VECTOR), load(other + 2 * _VECTOR), load(other + 3 * _VECTOR)
         row = values + column
         for i in range(rows):
-            weight = splat(load_one(weights + 4 * i))
-            a = fused(weight, load(row), a)
-            b = fused(weight, load(row + 4 * LANES), b)
-            c = fused(weight, load(row + 8 * LANES), c)
-            d = fused(weight, load(row + 12 * LANES), d)
-            row += end
+            p, q = splat(load_one(weights + 4 * i)), splat(load_one(weights + stride + 4 * i))
+            v, w, x, y = load(row), load(row + _VECTOR), load(row + 2 * _VECTOR), load(row + 3 * _VECTOR)
+            a, b, c, d = fused(p, v, a), fused(p, w, b), fused(p, x, c), fused(p, y, d)
+            e, f, g, h = fused(q, v, e), fused(q, w, f), fused(q, x, g), fused(q, y, h)
+            row += row_bytes
         store(at, a)
-        store(at + 4 * LANES, b)
-        store(at + 8 * LANES, c)
-        store(at + 12 * LANES, d)
-        column += 16 * LANES
-    while column < end:
+        store(at + _VECTOR, b)
+        store(at + 2 * _VECTOR, c)
+        store(at + 3 * _VECTOR, d)
+        store(other, e)
+        store(other + _VECTOR, f)
+        store(other + 2 * _VECTOR, g)
+        store(other + 3 * _VECTOR, h)
+
+
+@njit(forceinline=True)
+def _add_to_one(total: int, weights: int, values: int, width: int, rows: int) -> None:
+    row_bytes = 4 * width
+    column = 0
+    while column + 4 * _VECTOR <= row_bytes:
+        at = total + column
+        a, b, c, d = load(at), load(at + _VECTOR), load(at + 2 * _VECTOR), load(at + 3 * _VECTOR)
+        e = f = g = h = splat(0.0)
+        row = values + column
+        for i in range(0, rows - 1, 2):
+            p, q = splat(load_one(weights + 4 * i)), splat(load_one(weights + 4 * i + 4))
+            a, b = fused(p, load(row), a), fused(p, load(row + _VECTOR), b)
+            c, d = fused(p, load(row + 2 * _VECTOR), c), fused(p, load(row + 3 * _VECTOR), d)
+            row += row_bytes
+            e, f = fused(q, load(row), e), fused(q, load(row + _VECTOR), f)
+            g, h = fused(q, load(row + 2 * _VECTOR), g), fused(q, load(row + 3 * _VECTOR), h)
+            row += row_bytes
+        if rows % 2 == 1:
+            p = splat(load_one(weights + 4 * rows - 4))
+            a, b = fused(p, load(row), a), fused(p, load(row + _VECTOR), b)
+            c, d = fused(p, load(row + 2 * _VECTOR), c), fused(p, load(row + 3 * _VECTOR), d)
+        store(at, add(a, e))
+        store(at + _VECTOR, add(b, f))
+        store(at + 2 * _VECTOR, add(c, g))
+        store(at + 3 * _VECTOR, add(d, h))
+        column += 4 * _VECTOR
+    while column < row_bytes:
         a = load(total + column)
         row = values + column
         for i in range(rows):
             a = fused(splat(load_one(weights + 4 * i)), load(row), a)
-            row += end
+            row += row_bytes
         store(total + column, a)
-        column += 4 * LANES
+        column += _VECTOR
+
+
+@njit(nogil=True)
+def add_weighted(totals: int, weights: int, stride: int, values: int, width: int, group: int, rows: int) -> None:
+    """totals[group, width] += weights[group, rows] @ values[rows, width]; `stride` is that of `weights`."""
+    g = 0
+    if width % (4 * LANES) == 0:
+        while g + 2 <= group:
+            _add_to_two(totals + 4 * g * width, weights + g * stride, stride, values, width, rows)
+            g += 2
+    while g < group:
+        _add_to_one(totals + 4 * g * width, weights + g * stride, values, width, rows)
+        g += 1

@@ -1,7 +1,8 @@
 """The kernels for CPUs: tensors become addresses and strides, compiled functions do the rest.
 
-Shapes and meanings are those of `reference`. Tensors that the compiled functions cannot address (float64 caches,
-say) go to `reference` instead.
+Shapes and meanings are those of `reference`. Tensors that the compiled functions cannot address (float64
+caches, say) go to
+`reference` instead.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _SIZES = {torch.float32: 4, torch.bfloat16: 2, torch.float16: 2}
 
 
 def write_kv(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slots: Tensor) -> None:
-    if not (_rows_are_dense(key_cache) and _rows_are_dense(value_cache) and key.dtype in _KINDS):
+    if not (_can_write(key, key_cache) and _can_write(value, value_cache)):
         return reference.write_kv(key, value, key_cache, value_cache, slots)
     slots = _dense(slots, torch.int64)
     _write(key, key_cache, slots)
@@ -41,11 +42,32 @@ def _write(source: Tensor, cache: Tensor, slots: Tensor) -> None:
 
 
 def copy_blocks(key_cache: Tensor, value_cache: Tensor, sources: Tensor, targets: Tensor) -> None:
-    reference.copy_blocks(key_cache, value_cache, sources, targets)
+    sources, targets = _dense(sources, torch.int64), _dense(targets, torch.int64)
+    dense = _blocks_are_dense(key_cache) and _blocks_are_dense(value_cache)
+    if not dense or cpu_blocks.overlap(sources.data_ptr(), targets.data_ptr(), len(targets)):
+        return reference.copy_blocks(key_cache, value_cache, sources, targets)
+    for cache in (key_cache, value_cache):
+        size = cache.element_size()
+        cpu_blocks.copy_whole_blocks(
+            cache.data_ptr(), cache.stride(0) * size, cache[0].numel() * size,
+            sources.data_ptr(), targets.data_ptr(), len(targets),
+        )  # fmt: skip
+    return None
 
 
 def gather(cache: Tensor, block_tables: Tensor, lengths: Tensor) -> Tensor:
-    return reference.gather(cache, block_tables, lengths)
+    if not _rows_are_dense(cache):
+        return reference.gather(cache, block_tables, lengths)
+    lengths, tables = _dense(lengths, torch.int32), _dense(block_tables, torch.int32)
+    _, heads, block_size, dim = cache.shape
+    size = _SIZES[cache.dtype]
+    longest = int(lengths.max()) if len(lengths) else 0
+    dense = cache.new_empty((len(lengths), heads, longest, dim))
+    cpu_blocks.gather_rows(
+        cache.data_ptr(), cache.stride(0) * size, cache.stride(1) * size, dim * size, block_size, heads,
+        tables.data_ptr(), tables.stride(0) * 4, lengths.data_ptr(), len(lengths), dense.data_ptr(), longest,
+    )  # fmt: skip
+    return dense
 
 
 def decode(
@@ -116,6 +138,10 @@ def prefill(
     return out
 
 
+def _can_write(source: Tensor, cache: Tensor) -> bool:
+    return source.dtype in _KINDS and _rows_are_dense(cache)
+
+
 def _can_attend(query: Tensor, key_cache: Tensor, value_cache: Tensor) -> bool:
     same = key_cache.dtype is value_cache.dtype
     return same and query.dtype in _KINDS and _rows_are_dense(key_cache) and _rows_are_dense(value_cache)
@@ -144,6 +170,11 @@ def _rows_are_dense(cache: Tensor) -> bool:
     """Whether the rows of each block and head lie one after the other, in a dtype that the kernels know."""
     strides = cache.stride()
     return strides[3] == 1 and strides[2] == cache.shape[3] and cache.dtype in _KINDS
+
+
+def _blocks_are_dense(cache: Tensor) -> bool:
+    """Whether each block is one piece of memory."""
+    return len(cache) > 0 and cache[0].is_contiguous()
 
 
 def _dense(tensor: Tensor, dtype: torch.dtype) -> Tensor:
