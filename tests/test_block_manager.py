@@ -194,8 +194,8 @@ def test_books_that_do_not_agree_with_the_tables_are_found(corrupt):
 
 
 class ManagerMachine(RuleBasedStateMachine):
-    """Sequences over one pool against plain lists of tokens. What a storage would hold is played by a dict from
-    slots to tokens, with the copies made as `grow` returns them; every sequence must read back its own tokens.
+    """Sequences over one pool against plain lists of tokens. What a storage would hold is played by a dict
+    from slots to tokens, with the copies made as `grow` returns them; each sequence must read back its own.
     """
 
     @initialize(
