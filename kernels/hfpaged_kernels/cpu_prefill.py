@@ -236,7 +236,7 @@ def _share(share: int, shares: int, line: Any, partials: int, owners: Any, call:
            softcap: float) -> None:  # fmt: skip
     (
         query, query_kind, query_stride, query_head_stride, keys, values, kind, key_block, key_head, value_block,
-        value_head, tables, table_stride, contexts, starts, lengths, sinks, out, num_seqs, num_tokens, kv_heads,
+        value_head, tables, table_stride, contexts, starts, lengths, sinks, out, _, _, kv_heads,
         group, key_dim, value_dim, block_size, window,
     ) = call  # fmt: skip
     key_width, width = padded(key_dim), padded(value_dim)

@@ -1,0 +1,75 @@
+"""Paged caches for the tests of the CPU kernels: shuffled blocks, poisoned unused slots, garbage behind the ends."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+# name: query heads, KV heads, key dim, value dim
+SHAPES = {
+    "mha 64": (4, 4, 64, 64),
+    "gqa 64": (9, 3, 64, 64),
+    "mqa 80": (5, 1, 80, 80),
+    "gqa 96": (4, 2, 96, 96),
+    "gqa 128": (8, 2, 128, 128),
+    "mla-like 192/128": (4, 1, 192, 128),
+    "gqa 256": (4, 2, 256, 256),
+    "odd 20": (6, 2, 20, 20),
+    "odd 5": (3, 3, 5, 5),
+}
+# name: window, softcap, whether there are sinks
+VARIANTS = {
+    "plain": (None, None, False),
+    "window": (7, None, False),
+    "softcap": (None, 20.0, False),
+    "sinks": (None, None, True),
+    "all": (40, 20.0, True),
+}
+BLOCK_SIZES = (1, 8, 16, 32, 256)
+LENGTHS = (1, 0, 15, 16, 17, 31, 32, 33, 130)
+# Absolute bounds for values of about 1: float32 sums in another order; one unit in the last place otherwise.
+BOUNDS = {torch.float32: 5e-6, torch.bfloat16: 0.016, torch.float16: 0.002}
+
+
+class Paged:
+    """Key and value caches of some sequences, with everything hostile that a real pool may hold."""
+
+    def __init__(
+        self, lengths: tuple[int, ...], shape: str, block_size: int, dtype: torch.dtype, seed: int = 0
+    ) -> None:
+        self.heads, self.kv_heads, self.key_dim, self.value_dim = SHAPES[shape]
+        self.block_size, self.dtype = block_size, dtype
+        self.generator = torch.Generator().manual_seed(seed)
+        self.lengths = torch.tensor(lengths, dtype=torch.int32)
+        counts = [-(-length // block_size) for length in lengths]
+        total = sum(counts) + 3
+        self.keys = self.normal(total, self.kv_heads, block_size, self.key_dim)
+        self.values = self.normal(total, self.kv_heads, block_size, self.value_dim)
+        self.tables = torch.full((len(lengths), max(counts) + 2), -1, dtype=torch.int32)
+        self.tables[:, -1] = 2**31 - 1
+        free = torch.randperm(total, generator=self.generator).tolist()
+        used = torch.zeros(total, block_size, dtype=torch.bool)
+        for seq, (length, count) in enumerate(zip(lengths, counts, strict=True)):
+            for index in range(count):
+                block = free.pop()
+                self.tables[seq, index] = block
+                used[block, : length - index * block_size] = True
+        self.keys.transpose(1, 2)[~used] = float("nan")
+        self.values.transpose(1, 2)[~used] = float("nan")
+
+    def normal(self, *shape: int) -> Tensor:
+        return torch.randn(*shape, generator=self.generator).to(self.dtype)
+
+    def query(self, tokens: int) -> Tensor:
+        return self.normal(tokens, self.heads, self.key_dim)
+
+    def options(self, variant: str) -> dict[str, object]:
+        window, softcap, with_sinks = VARIANTS[variant]
+        sinks = torch.randn(self.heads, generator=self.generator) if with_sinks else None
+        return {"scale": self.key_dim**-0.5, "window": window, "softcap": softcap, "sinks": sinks}
+
+
+def assert_equal_enough(result: Tensor, expected: Tensor) -> None:
+    assert result.dtype == expected.dtype
+    bound = BOUNDS[result.dtype]
+    torch.testing.assert_close(result.float(), expected.float(), atol=bound, rtol=bound)
