@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import weakref
+from dataclasses import dataclass
 from typing import Any
 
 from hfpaged import compat
 
-# By identity: configs are not hashable. The weak reference tells a dead config from a new one at its address.
-_origins: dict[int, tuple[weakref.ref[Any], str]] = {}
+
+@dataclass
+class _Entry:
+    """`holders` counts the patched models of this config: several models may be made from one."""
+
+    config: weakref.ref[Any]  # tells a dead config from a new one at its address
+    name: str
+    holders: int
+
+
+_origins: dict[int, _Entry] = {}  # by identity: configs are not hashable
 
 
 def origin(config: Any) -> str:
@@ -17,24 +27,37 @@ def origin(config: Any) -> str:
     A copy of a patched model was never patched itself: it gets sdpa, which every model that can be patched has
     or replaces by its own eager function.
     """
-    entry = _origins.get(id(config))
-    if entry is not None and entry[0]() is config:
-        return entry[1]
     name = compat.attention_of(config)
-    return "sdpa" if name == compat.ATTENTION_NAME else name
+    if name != compat.ATTENTION_NAME:
+        return name
+    entry = _find(config)
+    return "sdpa" if entry is None else entry.name
 
 
 def remember(config: Any) -> None:
-    """Note the implementation that `config` has now."""
+    """Note the implementation that `config` has now, for one more model."""
+    entry = _find(config)
+    if entry is not None and compat.attention_of(config) == compat.ATTENTION_NAME:
+        entry.holders += 1
+        return
     address = id(config)
-    _origins[address] = (
-        weakref.ref(config, lambda _: _origins.pop(address, None)),
-        compat.attention_of(config),
-    )
+    ref = weakref.ref(config, lambda _: _origins.pop(address, None))
+    _origins[address] = _Entry(ref, origin(config), 1)
 
 
-def forget(config: Any) -> str:
-    """The noted implementation, no longer noted."""
-    name = origin(config)
-    _origins.pop(id(config), None)
+def forget(config: Any) -> str | None:
+    """What `config` is to have again; None while another patched model has this config."""
+    entry = _find(config)
+    if entry is None:
+        return origin(config)
+    entry.holders -= 1
+    if entry.holders:
+        return None
+    name = origin(config)  # not the noted one, if somebody chose another meanwhile
+    del _origins[id(config)]
     return name
+
+
+def _find(config: Any) -> _Entry | None:
+    entry = _origins.get(id(config))
+    return entry if entry is not None and entry.config() is config else None

@@ -20,6 +20,7 @@ class LazyMask(LazyTensor):
     is_plain: bool  # causal, perhaps with a window, and padding
     window: int | None
     _checked: tuple[Rows, int, bool] | None
+    _made: dict[str, Tensor | None]
 
     def materialise(self) -> Tensor:
         """Always a tensor, for code that works on the mask itself."""
@@ -32,8 +33,10 @@ class LazyMask(LazyTensor):
 
     def for_attention(self, name: str) -> Tensor | None:
         """What the attention implementation `name` would have been given, None included."""
-        function = compat.own_mask_function(name)
-        return None if function is None else function(**self.arguments)
+        if name not in self._made:
+            function = compat.own_mask_function(name)
+            self._made[name] = None if function is None else function(**self.arguments)
+        return self._made[name]
 
     def agrees_with(self, rows: Rows) -> bool:
         """Whether the padding of this mask is just what `rows` did not store. Looked at once per step."""
@@ -59,9 +62,17 @@ def paged_mask(**arguments: Any) -> LazyMask:
     shape = (arguments["batch_size"], 1, arguments["q_length"], arguments["kv_length"])
     mask: LazyMask = LazyMask.wrap(shape, torch.bool, torch.device(arguments.get("device", "cpu")))
     is_plain, window = compat.mask_window(arguments["mask_function"])
-    mask.arguments, mask._checked, mask.window = arguments, None, window
+    mask.arguments, mask._checked, mask._made, mask.window = _frozen(arguments), None, {}, window
     mask.is_plain = is_plain and not arguments.get("use_vmap", False)
     return mask
+
+
+def _frozen(arguments: dict[str, Any]) -> dict[str, Any]:
+    """A static cache gives its own counter as the offset, and counts on before the mask is made."""
+    return {
+        name: value.clone() if name.endswith("_offset") and isinstance(value, Tensor) else value
+        for name, value in arguments.items()
+    }
 
 
 def is_left_padding(rows: Rows) -> bool:

@@ -62,7 +62,9 @@ def unpatch(model: PreTrainedModel) -> PreTrainedModel:
         for hook in done.hooks:
             hook.remove()
         for config in done.configs:
-            compat.set_attention(config, attention_origin.forget(config))
+            name = attention_origin.forget(config)
+            if name is not None:
+                compat.set_attention(config, name)
         if done.is_default:
             del model._prepare_cache_for_generation
     return model
