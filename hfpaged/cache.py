@@ -185,6 +185,7 @@ class PagedCache(DynamicCache):  # type: ignore[misc]
 
         Raises ValueError for a positive number, as transformers does (before 5.18: the length to keep).
         """
+        tokens_to_remove = int(tokens_to_remove)  # assisted decoding before 5.18 gives a tensor
         length = self._rows.length + tokens_to_remove
         if tokens_to_remove > 0:
             if not compat.positive_crop_is_length():

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin
 
-from hfpaged.errors import AutogradError
+from hfpaged.errors import AutogradError, CacheMismatchError
 from hfpaged.handle import LazyKV
 from hfpaged.kv_storage import LayerStore, check_signature
 from hfpaged.layer_groups import LayerGroup
@@ -121,10 +121,20 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         """The stored keys, gathered: [batch, num_kv_heads, length, dim]; None before the first ones."""
         return self._gathered("key")
 
+    @keys.setter
+    def keys(self, keys: Tensor) -> None:
+        """Overwrite the stored keys with others of the same shape. Raises CacheMismatchError."""
+        self._overwrite(key=keys)
+
     @property
     def values(self) -> Tensor | None:
         """The stored values, gathered: [batch, num_kv_heads, length, dim]; None before the first ones."""
         return self._gathered("value")
+
+    @values.setter
+    def values(self, values: Tensor) -> None:
+        """Overwrite the stored values with others of the same shape. Raises CacheMismatchError."""
+        self._overwrite(value=values)
 
     # What transformers calls layer by layer concerns all rows at once; PagedCache does it once for all layers.
     def reset(self) -> None:
@@ -137,6 +147,21 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         step = self._rows.reading_step(self._group_index).to(stored.device)
         full = dense_rows(self._rows, step, stored)
         return full[:, :, visible_offset(self._rows.length, self.group.window) :]
+
+    def _overwrite(self, *, key: Tensor | None = None, value: Tensor | None = None) -> None:
+        old_key, old_value = self.keys, self.values
+        new, old = (key, old_key) if key is not None else (value, old_value)
+        if new is None or old is None or new.shape != old.shape:
+            raise CacheMismatchError(
+                f"layer {self._index} holds keys or values of shape {_shape(old)} and was assigned {_shape(new)}; all "
+                "layers share one length, so only the numbers can be changed: use crop() or another cache for the rest"
+            )
+        step = self._rows.rewriting_step(self._group_index, new.shape[2]).to(new.device)
+        assert self._store is not None
+        assert old_key is not None
+        assert old_value is not None
+        key, value = (old_key if key is None else key), (old_value if value is None else value)
+        self._store.write(_flat(key.detach()), _flat(value.detach()), step.slots)
 
     def _lazy(self, layer_step: LayerStep, new: Tensor, is_key: bool) -> Tensor:
         offset = visible_offset(self._rows.past_length, self.group.window)
@@ -162,6 +187,10 @@ def dense_rows(rows: Rows, step: Step, cache: Tensor) -> Tensor:
     stored = torch.arange(packed.shape[2], device=cache.device) < counts[:, None]
     padded.transpose(1, 2)[kept] = packed.transpose(1, 2)[stored]
     return padded
+
+
+def _shape(tensor: Tensor | None) -> tuple[int, ...] | None:
+    return None if tensor is None else tuple(tensor.shape)
 
 
 def _flat(states: Tensor) -> Tensor:

@@ -72,6 +72,17 @@ class Rows:
         tables = [sequence.tables[group] for sequence in self.sequences]
         return build_step(tables, self.pool.block_size, 0, None, [False] * len(tables))
 
+    def rewriting_step(self, group: int, count: int) -> Step:
+        """Metadata to write the last `count` positions anew. Raises CacheMismatchError where blocks are shared."""
+        tables = [sequence.tables[group] for sequence in self.sequences]
+        if any(self.pool.blocks.refcount(block) > 1 for table in tables for block in table.blocks):
+            raise CacheMismatchError(
+                "other rows or caches share blocks with this one and would change with it; assign keys and values "
+                "before rows are repeated and the cache is copied"
+            )
+        kept = None if self.kept is None else self.kept[:, self.length - count :]
+        return build_step(tables, self.pool.block_size, count, kept, [True] * len(tables))
+
     def rollback(self) -> None:
         """Undo the step under way, after an exception in the middle of a forward."""
         if not self.steps:
