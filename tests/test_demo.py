@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from hfpaged import cli, demo
+from hfpaged.measure import KVBytes
+
+OUTCOME = demo.Outcome([[1, 2], [3, 4]], KVBytes(8_000_000, 10_000_000), "3 of 9")
+SECONDS = {demo.PLAIN: 2.0, demo.PAGED: 1.0}
+
+
+def test_equal_tokens_earn_a_ratio():
+    assert demo.verdict({demo.PLAIN: OUTCOME, demo.PAGED: OUTCOME}, SECONDS) == (
+        "Same tokens as plain transformers, at 2.00 times its speed, with 1.00 times its KV memory reserved."
+    )
+
+
+def test_different_tokens_earn_none():
+    wrong = dataclasses.replace(OUTCOME, rows=[[1, 2], [3, 5]])
+    text = demo.verdict({demo.PLAIN: OUTCOME, demo.PAGED: wrong}, SECONDS)
+    assert text == "The tokens differ in 1 of 2 rows, so speed and memory are not compared."
+
+
+def test_nothing_to_generate_is_refused_before_the_model_is_loaded(capsys):
+    assert cli.main(["demo", "--max-new-tokens", "0"]) == 2
+    assert "--max-new-tokens 0 generates nothing" in capsys.readouterr().err
+
+
+@pytest.mark.demo_model
+def test_both_caches_give_the_same_answers_and_the_same_live_bytes(demo_batch):
+    model, inputs = demo_batch
+    plain = demo.generate_plain(model, inputs, 4)
+    paged = demo.generate_paged(model, inputs, 4)
+    assert plain.rows == paged.rows
+    assert plain.kv_bytes.live == paged.kv_bytes.live
+    assert model.config._attn_implementation == "sdpa"
+
+
+@pytest.fixture
+def demo_batch(request):
+    model, tokenizer = request.getfixturevalue("demo")
+    return model, demo.chat_inputs(tokenizer, ["Name three fruits.", "What is the capital of France?"])
