@@ -58,20 +58,14 @@ def _why_dense(
         return "output_attentions"
     if query.requires_grad:
         return "gradients"
-    if (
-        not step.step.is_contiguous
-        or query.shape[2] != step.key.shape[2]
-        or query.shape[3] != step.key.shape[3]
-    ):
+    if not step.step.is_contiguous or query.shape[2] != step.key.shape[2] or query.shape[3] != step.key.shape[3]:
         return "padding inside of a row, or queries of another shape than the keys"
     if not mask.agrees_with(step.rows):
         return "an attention mask that differs from the padding in the cache"
     return None
 
 
-def _paged(
-    step: LayerStep, query: Tensor, window: int | None, scaling: float | None, kwargs: dict[str, Any]
-) -> Tensor:
+def _paged(step: LayerStep, query: Tensor, window: int | None, scaling: float | None, kwargs: dict[str, Any]) -> Tensor:
     batch, num_heads, length, dim = query.shape
     scale = dim**-0.5 if scaling is None else scaling
     softcap, sinks = kwargs.get("softcap"), kwargs.get("s_aux")
@@ -79,7 +73,7 @@ def _paged(
         return _first_prefill(step, query, scale)
     flat = query.transpose(1, 2).reshape(-1, num_heads, dim)
     meta, store = step.step, step.store
-    options = {"scale": scale, "window": window, "softcap": softcap, "sinks": sinks}
+    options: dict[str, Any] = {"scale": scale, "window": window, "softcap": softcap, "sinks": sinks}
     if meta.is_decode:
         out = kernels.decode(flat, store.key, store.value, meta.block_tables, meta.context_lengths, **options)
     else:
@@ -97,13 +91,11 @@ def _first_prefill(step: LayerStep, query: Tensor, scale: float) -> Tensor:
         return _causal(query, key, value, scale).transpose(1, 2).contiguous()
     out = query.new_zeros(query.shape[0], query.shape[2], query.shape[1], value.shape[3])
     width = query.shape[2]
-    for row, (start, count) in enumerate(
-        zip(meta.query_starts.tolist(), meta.query_lengths.tolist(), strict=True)
-    ):
+    for row, (start, count) in enumerate(zip(meta.query_starts.tolist(), meta.query_lengths.tolist(), strict=True)):
         span = slice(start - row * width, start - row * width + count)
-        part = (t[row : row + 1, :, span] for t in (query, key, value))
         if count:
-            out[row, span] = _causal(*part, scale)[0].transpose(0, 1)
+            own = (slice(row, row + 1), slice(None), span)
+            out[row, span] = _causal(query[own], key[own], value[own], scale)[0].transpose(0, 1)
     return out
 
 
@@ -131,7 +123,5 @@ def _dense(
 
 def _count(reason: str, module: nn.Module) -> None:
     if reason not in dense_calls:
-        logger.warning(
-            "%s: %s: attention over the gathered, dense view (said once)", type(module).__name__, reason
-        )
+        logger.warning("%s: %s: attention over the gathered, dense view (said once)", type(module).__name__, reason)
     dense_calls[reason] = dense_calls.get(reason, 0) + 1

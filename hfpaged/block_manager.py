@@ -43,9 +43,7 @@ class BlockManager:
     def num_blocks_needed(self, growth: Many[tuple[Sequence, int]]) -> int:
         """How many free blocks `grow` would take, copies-on-write included."""
         needed = 0
-        leaving: Counter[int] = (
-            Counter()
-        )  # holders of a shared block that copy it earlier in this very growth
+        leaving: Counter[int] = Counter()  # holders of a shared block that copy it earlier in this very growth
         for sequence, count in growth:
             for table in sequence.tables:
                 needed += table.num_new_blocks(count)

@@ -84,15 +84,16 @@ class BlockPool:
             self._released.append(block)
 
     def check_integrity(self, tables: Iterable[Iterable[int]]) -> None:
-        """Recount everything from scratch against all block `tables` over this pool; IntegrityError names what is off."""
+        """Recount everything from scratch against all block tables over this pool.
+
+        Raises IntegrityError with what is off.
+        """
         counted = [0] * self.high_water
         for table in tables:
             for block in table:
                 counted[block] += 1
         wrong = {
-            b: (kept, seen)
-            for b, (kept, seen) in enumerate(zip(self._refcounts, counted, strict=True))
-            if kept != seen
+            b: (kept, seen) for b, (kept, seen) in enumerate(zip(self._refcounts, counted, strict=True)) if kept != seen
         }
         if wrong:
             raise IntegrityError(f"refcounts and tables disagree, block: (refcount, tables) = {wrong}")

@@ -21,7 +21,7 @@ from hfpaged.rows import Rows
 from hfpaged.step_plan import plan_step
 
 
-class PagedCache(DynamicCache):  # type: ignore[misc]
+class PagedCache(DynamicCache):
     """A drop-in cache for `generate()` whose keys and values lie in blocks of a pool (PagedAttention,
     Kwon et al. 2023, arXiv 2309.06180).
 
@@ -60,12 +60,7 @@ class PagedCache(DynamicCache):  # type: ignore[misc]
         if model is not None and self._is_encoder_decoder:
             raise UnsupportedModelError(_WRAP)
         layers = compat.default_layers(config)
-        windows = {
-            i: window
-            for i, layer in enumerate(layers)
-            for ok, window in [compat.pageable_window(layer)]
-            if ok
-        }
+        windows = {i: window for i, layer in enumerate(layers) for ok, window in [compat.pageable_window(layer)] if ok}
         if not windows:
             raise UnsupportedModelError(
                 f"{type(config).__name__}: none of the {len(layers)} layers keeps plain keys and values, so there is "
@@ -118,9 +113,7 @@ class PagedCache(DynamicCache):  # type: ignore[misc]
             raise UnsupportedModelError(_WRAP)
         self.__dict__["_is_user_defined"] = value
 
-    def update(
-        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
-    ) -> Any:
+    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
         """Store keys and values [batch, num_kv_heads, length, dim] of one layer; returns lazy views of all visible
         ones. Raises AutogradError, CacheMismatchError, OutOfBlocksError (all blocks of this cache come back).
         """
@@ -142,11 +135,7 @@ class PagedCache(DynamicCache):  # type: ignore[misc]
     def abort_step(self) -> None:
         """Go back to before the step under way, after an exception in the middle of a forward."""
         for index, layer in enumerate(self.layers):
-            if (
-                isinstance(layer, PagedLayer)
-                and self._rows.steps
-                and self._rows.length_of(index) < self._rows.length
-            ):
+            if isinstance(layer, PagedLayer) and self._rows.steps and self._rows.length_of(index) < self._rows.length:
                 layer.make_copies()  # a copied block must be whole in every layer, also where the step did not come
         self._rows.rollback()
 
@@ -189,9 +178,7 @@ class PagedCache(DynamicCache):  # type: ignore[misc]
         length = self._rows.length + tokens_to_remove
         if tokens_to_remove > 0:
             if not compat.positive_crop_is_length():
-                raise ValueError(
-                    f"crop({tokens_to_remove}): give the number of tokens to remove as a negative number"
-                )
+                raise ValueError(f"crop({tokens_to_remove}): give the number of tokens to remove as a negative number")
             length = tokens_to_remove
         if tokens_to_remove:
             self._rows.truncate(max(length, 0))
@@ -222,16 +209,14 @@ class PagedCache(DynamicCache):  # type: ignore[misc]
 
 
 _WRAP = (
-    "an encoder-decoder keeps two caches: pass EncoderDecoderCache(PagedCache(config=config), DynamicCache(config=config)) "
-    "with config = model.config.get_text_config(decoder=True)"
+    "an encoder-decoder keeps two caches: pass "
+    "EncoderDecoderCache(PagedCache(config=config), DynamicCache(config=config)) with config = model.config.get_text_config(decoder=True)"
 )
 
 
 def _config_of(model: PreTrainedModel | None, config: PreTrainedConfig | None) -> PreTrainedConfig:
     if isinstance(model, PreTrainedConfig):
-        raise InvalidConfigError(
-            "PagedCache was given a config in the place of a model; write PagedCache(config=...)"
-        )
+        raise InvalidConfigError("PagedCache was given a config in the place of a model; write PagedCache(config=...)")
     if (model is None) == (config is None):
         raise InvalidConfigError("PagedCache needs either a model or config=model.config, and not both")
     return model.config if model is not None else config

@@ -94,10 +94,10 @@ def own_attention_function(name: str, module: nn.Module) -> Callable[..., Any]:
     for cls in type(module).__mro__:
         eager = getattr(sys.modules.get(cls.__module__), "eager_attention_forward", None)
         if eager is not None:
-            return eager  # type: ignore[no-any-return]
+            return eager
     from transformers.models.llama.modeling_llama import eager_attention_forward
 
-    return eager_attention_forward  # type: ignore[no-any-return]
+    return eager_attention_forward
 
 
 def mask_window(mask_function: Callable[..., Any]) -> tuple[bool, int | None]:

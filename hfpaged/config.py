@@ -19,9 +19,7 @@ def parse_bytes(memory: int | str) -> int:
     else:
         match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", str(memory).lower())
         if match is None or match[2] not in _UNITS:
-            raise InvalidConfigError(
-                f'memory={memory!r} is no size; write bytes or a text such as "2GiB" or "512MB"'
-            )
+            raise InvalidConfigError(f'memory={memory!r} is no size; write bytes or a text such as "2GiB" or "512MB"')
         count = int(float(match[1]) * _UNITS[match[2]])
     if count <= 0:
         raise InvalidConfigError(f"memory={memory!r} is {count} bytes; a pool needs more than none")
@@ -40,13 +38,9 @@ def format_bytes(count: float) -> str:
 def check_block_size(block_size: int) -> int:
     """A power of two from 1 to 1024. Raises InvalidConfigError."""
     if not isinstance(block_size, int) or block_size < 1 or block_size & (block_size - 1):
-        raise InvalidConfigError(
-            f"block_size={block_size} is not a power of two, which the kernels need; use 16 or 32"
-        )
+        raise InvalidConfigError(f"block_size={block_size} is not a power of two, which the kernels need; use 16 or 32")
     if block_size > 1024:
-        raise InvalidConfigError(
-            f"block_size={block_size} is above 1024; large blocks waste memory, use 16 or 32"
-        )
+        raise InvalidConfigError(f"block_size={block_size} is above 1024; large blocks waste memory, use 16 or 32")
     return block_size
 
 

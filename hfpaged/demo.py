@@ -104,9 +104,7 @@ def generate_paged(model: PreTrainedModel, inputs: Any, max_new_tokens: int) -> 
 
 def _generate(model: PreTrainedModel, inputs: Any, max_new_tokens: int, cache: Any) -> list[list[int]]:
     with torch.inference_mode():
-        output = model.generate(
-            **inputs, max_new_tokens=max_new_tokens, do_sample=False, **{cache_argument(): cache}
-        )
+        output = model.generate(**inputs, max_new_tokens=max_new_tokens, do_sample=False, **{cache_argument(): cache})
     # tolist() waits for the device, which timing relies on.
     rows: list[list[int]] = output[:, inputs["input_ids"].shape[1] :].tolist()
     return rows

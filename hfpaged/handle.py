@@ -23,7 +23,7 @@ class LazyTensor(Tensor):
 
     @classmethod
     def wrap(cls, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Any:
-        self = Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device)  # type: ignore[attr-defined]
+        self = Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device)
         self._dense = None
         return self
 
@@ -40,13 +40,15 @@ class LazyTensor(Tensor):
         return f"{type(self).__name__}(shape={tuple(self.shape)}, dtype={self.dtype}, device={self.device})"
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         plain = tree_map_only(LazyTensor, LazyTensor.dense, (args, kwargs or {}))
         return func(*plain[0], **plain[1])
 
 
 # Wrapper tensors go through torch's Python dispatch only; the functional layer above would only cost time.
-LazyTensor.__torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[method-assign]
+LazyTensor.__torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[method-assign, assignment]
 
 
 class LazyKV(LazyTensor):

@@ -38,7 +38,7 @@ class LayerStep:
         return full[:, :, visible_offset(self.rows.past_length, self.window) :]
 
 
-class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
+class PagedLayer(CacheLayerMixin):
     """The layer at `place` of layer group number `group_index`. Lengths live in the rows that all layers share."""
 
     is_croppable = True
@@ -62,9 +62,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
     def is_initialized(self) -> bool:
         return self._store is not None
 
-    def update(
-        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
-    ) -> tuple[Tensor, Tensor]:
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Store new keys and values [batch, num_kv_heads, length, dim]; returns lazy views of all visible ones.
 
         Raises AutogradError, CacheMismatchError, OutOfBlocksError.

@@ -97,9 +97,7 @@ def _install(model: PreTrainedModel) -> _Patch:
     return done
 
 
-def _paged_cache(
-    names: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[Any, dict[str, Any]]:
+def _paged_cache(names: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     """The PagedCache of a forward call, or None, and all its arguments by name."""
     from hfpaged.cache import PagedCache
 
@@ -108,9 +106,7 @@ def _paged_cache(
     return (cache if isinstance(cache, PagedCache) else None), named
 
 
-def _before_forward(
-    names: tuple[str, ...], module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> None:
+def _before_forward(names: tuple[str, ...], module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     cache, named = _paged_cache(names, args, kwargs)
     if cache is not None:
         cache.expect(named.get("attention_mask"), named.get("input_ids"))

@@ -124,17 +124,13 @@ class Rows:
 
     def _begin(self, batch: int, query_length: int) -> None:
         plan, self.plan = self.plan, None
-        kept = (
-            plan.kept if plan and plan.kept is not None and plan.kept.shape == (batch, query_length) else None
-        )
+        kept = plan.kept if plan and plan.kept is not None and plan.kept.shape == (batch, query_length) else None
         if self.sequences and batch != self.batch:
             raise CacheMismatchError(
                 f"the cache holds {self.batch} rows and the model brings {batch}; use reorder_cache, "
                 "batch_select_indices or batch_repeat_interleave to change rows, or a fresh cache"
             )
-        same_as = (
-            plan.same_as if plan and not self.sequences and len(plan.same_as) == batch else list(range(batch))
-        )
+        same_as = plan.same_as if plan and not self.sequences and len(plan.same_as) == batch else list(range(batch))
         try:
             self._grow(same_as, query_length, kept)
         except Exception:
@@ -151,13 +147,12 @@ class Rows:
             if not self.sequences:
                 self.sequences = [manager.create() for own in owns if own]
             self.copies = manager.grow(
-                list(zip(self.sequences, (c for c, own in zip(counts, owns) if own), strict=True))
+                list(zip(self.sequences, (c for c, own in zip(counts, owns, strict=False) if own), strict=True))
             )
             if not all(owns):
                 stored = dict(zip((row for row, own in enumerate(owns) if own), self.sequences, strict=True))
                 self.sequences = [
-                    stored[row] if owns[row] else manager.fork(stored[same_as[row]])
-                    for row in range(len(owns))
+                    stored[row] if owns[row] else manager.fork(stored[same_as[row]]) for row in range(len(owns))
                 ]
         tables = list(zip(*(sequence.tables for sequence in self.sequences), strict=True))
         self.steps = [build_step(group, self.pool.block_size, query_length, kept, owns) for group in tables]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -33,16 +34,16 @@ class Step:
     is_decode: bool  # one query token in each sequence
     is_first: bool  # no sequence has a token from before this step
     is_contiguous: bool  # the query tokens of each sequence lie side by side
-    _on_device: dict[torch.device, Step] = field(default_factory=dict, repr=False)
+    _on_device: dict[torch.device, Step] = field(default_factory=dict, repr=False, init=False)
 
     def to(self, device: torch.device) -> Step:
         """The same step with its tensors on `device`; copied once."""
         if self.slots.device == device:
             return self
         if device not in self._on_device:
-            tensors = {f.name: getattr(self, f.name) for f in fields(self)}
-            moved = {name: t.to(device) for name, t in tensors.items() if isinstance(t, Tensor)}
-            self._on_device[device] = replace(self, **moved, _on_device={})
+            parts: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self) if f.init}
+            parts = {name: part.to(device) if isinstance(part, Tensor) else part for name, part in parts.items()}
+            self._on_device[device] = Step(**parts)
         return self._on_device[device]
 
 
@@ -61,9 +62,7 @@ def build_step(
     lengths = [query_length] * len(tables) if kept is None else kept.sum(axis=1).tolist()
     contexts = [table.length for table in tables]
     if query_length == 1 and kept is None:
-        slots = [
-            table.slot(table.length - 1) if owns else -1 for table, owns in zip(tables, stores, strict=True)
-        ]
+        slots = [table.slot(table.length - 1) if owns else -1 for table, owns in zip(tables, stores, strict=True)]
         flat = np.array(slots, dtype=np.int64)
     else:
         flat = _slots(tables, block_size, query_length, lengths, kept, stores)

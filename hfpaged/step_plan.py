@@ -52,7 +52,7 @@ def _check_past(rows: Rows, mask: Bools) -> None:
         )
 
 
-def _first_equal_rows(ids: np.ndarray, kept: Bools | None) -> list[int]:  # type: ignore[type-arg]
+def _first_equal_rows(ids: np.ndarray, kept: Bools | None) -> list[int]:
     """For each row the first one with the same tokens at the same positions."""
     first: dict[bytes, int] = {}
     keys = [row.tobytes() + (b"" if kept is None else kept[index].tobytes()) for index, row in enumerate(ids)]
