@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hfpaged_kernels import cpu_blocks, cpu_decode, cpu_prefill, cpu_threads, reference
+from hfpaged_kernels import cpu_blocks, cpu_decode, cpu_dense, cpu_prefill, cpu_threads, reference
 from hfpaged_kernels.cpu_bits import BFLOAT16, FLOAT16, FLOAT32
 
 _KINDS = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16, torch.float16: FLOAT16}
@@ -120,6 +120,12 @@ def prefill(
         return reference.prefill(
             query, key_cache, value_cache, block_tables, context_lengths, query_starts, query_lengths,
             scale=scale, window=window, softcap=softcap, sinks=sinks,
+        )  # fmt: skip
+    plain = window is None and softcap is None and sinks is None
+    if cpu_dense.dense_is_faster(query, key_cache, len(query_lengths), plain):
+        return cpu_dense.prefill(
+            query, key_cache, value_cache, block_tables, context_lengths, query_starts, query_lengths,
+            scale=scale, gather=gather,
         )  # fmt: skip
     tokens, heads, key_dim = query.shape
     _, kv_heads, block_size, value_dim = value_cache.shape

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hfpaged_kernels import cpu_threads, numba_form, reference
+from hfpaged_kernels import cpu_dense, cpu_threads, numba_form, reference
 
 cases = runpy.run_path(str(Path(__file__).parent / "cpu_cases.py"))
 Paged, assert_equal_enough = cases["Paged"], cases["assert_equal_enough"]
@@ -67,6 +67,22 @@ def test_tiles_are_cut_anywhere_and_merged_right(variant, threads, monkeypatch):
 def test_long_runs_of_new_tokens_are_right(past, dtype):
     paged = Paged((700 + past, 40), "gqa 64", 16, dtype)
     assert_equal_enough(*both(paged, "plain", (700, 3)))
+
+
+@pytest.mark.parametrize("past", [0, 1, 500])
+def test_long_runs_are_right_by_way_of_the_dense_attention_of_torch(past, monkeypatch):
+    monkeypatch.setattr(cpu_dense, "_has_matrix_unit", lambda: True)
+    paged = Paged((100 + past, 0, 40), "gqa 64", 16, torch.bfloat16)
+    assert_equal_enough(*both(paged, "plain", (100, 0, 3), rows_before=2))
+
+
+def test_windows_softcaps_sinks_and_short_runs_never_go_the_dense_way(monkeypatch):
+    monkeypatch.setattr(cpu_dense, "_has_matrix_unit", lambda: True)
+    query, cache = torch.zeros(64, 4, 8, dtype=torch.bfloat16), torch.zeros(1, 1, 1, 8, dtype=torch.bfloat16)
+    assert cpu_dense.dense_is_faster(query, cache, 1, plain=True)
+    assert not cpu_dense.dense_is_faster(query, cache, 1, plain=False)
+    assert not cpu_dense.dense_is_faster(query, cache, 4, plain=True)
+    assert not cpu_dense.dense_is_faster(query.float(), cache, 1, plain=True)
 
 
 def test_no_query_token_at_all_gives_an_empty_result():
