@@ -41,7 +41,7 @@ def paged_attention(
         reason = _why_dense(key.step, query, attention_mask, dropout, kwargs)
         if reason is None:
             assert isinstance(attention_mask, LazyMask)
-            return _paged(key.step, query, attention_mask.window, scaling, kwargs), None
+            return _paged(module, key.step, query, attention_mask.window, scaling, kwargs), None
         _count(reason, module)
     return _dense(module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **kwargs)
 
@@ -60,17 +60,21 @@ def _why_dense(
         return "gradients"
     if not step.step.is_contiguous or query.shape[2] != step.key.shape[2] or query.shape[3] != step.key.shape[3]:
         return "padding inside of a row, or queries of another shape than the keys"
+    if step.rows.late_padding:
+        return "padding behind the tokens of a row"  # its outputs would be those of tokens; we compute none
     if not mask.agrees_with(step.rows):
         return "an attention mask that differs from the padding in the cache"
     return None
 
 
-def _paged(step: LayerStep, query: Tensor, window: int | None, scaling: float | None, kwargs: dict[str, Any]) -> Tensor:
+def _paged(
+    module: nn.Module, step: LayerStep, query: Tensor, window: int | None, scaling: float | None, kwargs: dict[str, Any]
+) -> Tensor:
     batch, num_heads, length, dim = query.shape
     scale = dim**-0.5 if scaling is None else scaling
     softcap, sinks = kwargs.get("softcap"), kwargs.get("s_aux")
     if step.step.is_first and softcap is None and sinks is None and (window is None or length <= window):
-        return _first_prefill(step, query, scale)
+        return _first_prefill(module, step, query, scale)
     flat = query.transpose(1, 2).reshape(-1, num_heads, dim)
     meta, store = step.step, step.store
     options: dict[str, Any] = {"scale": scale, "window": window, "softcap": softcap, "sinks": sinks}
@@ -84,26 +88,21 @@ def _paged(step: LayerStep, query: Tensor, window: int | None, scaling: float | 
     return out.view(batch, length, num_heads, -1)
 
 
-def _first_prefill(step: LayerStep, query: Tensor, scale: float) -> Tensor:
-    """Nothing was stored before: torch's own causal attention over the new keys, padding cut off row by row."""
+def _first_prefill(module: nn.Module, step: LayerStep, query: Tensor, scale: float) -> Tensor:
+    """Nothing was stored before: transformers' own causal attention over the new keys, padding cut off row by row."""
+    sdpa = compat.own_attention_function("sdpa", module)
     key, value, meta = step.key, step.value, step.step
     if step.rows.kept is None:
-        return _causal(query, key, value, scale).transpose(1, 2).contiguous()
+        dense: Tensor = sdpa(module, query, key, value, None, scaling=scale, is_causal=True)[0]
+        return dense
     out = query.new_zeros(query.shape[0], query.shape[2], query.shape[1], value.shape[3])
     width = query.shape[2]
     for row, (start, count) in enumerate(zip(meta.query_starts.tolist(), meta.query_lengths.tolist(), strict=True)):
         span = slice(start - row * width, start - row * width + count)
         if count:
             own = (slice(row, row + 1), slice(None), span)
-            out[row, span] = _causal(query[own], key[own], value[own], scale)[0].transpose(0, 1)
+            out[row, span] = sdpa(module, query[own], key[own], value[own], None, scaling=scale, is_causal=True)[0][0]
     return out
-
-
-def _causal(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-    group = query.shape[1] // key.shape[1]
-    if group > 1:  # repeated: with enable_gqa some backends leave their fast kernel
-        key, value = key.repeat_interleave(group, dim=1), value.repeat_interleave(group, dim=1)
-    return F.scaled_dot_product_attention(query, key, value, is_causal=query.shape[2] > 1, scale=scale)
 
 
 def _dense(

@@ -210,7 +210,8 @@ class PagedCache(DynamicCache):
 
 _WRAP = (
     "an encoder-decoder keeps two caches: pass "
-    "EncoderDecoderCache(PagedCache(config=config), DynamicCache(config=config)) with config = model.config.get_text_config(decoder=True)"
+    "EncoderDecoderCache(PagedCache(config=config), DynamicCache(config=config)) "
+    "with config = model.config.get_text_config(decoder=True)"
 )
 
 

@@ -1,0 +1,18 @@
+"""The examples run."""
+
+import runpy
+import warnings
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("*.py"))
+
+
+@pytest.mark.demo_model
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_the_example_runs_and_prints_its_pool(path, demo, capsys):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # transformers' new name of past_key_values
+        runpy.run_path(str(path))
+    assert "blocks" in capsys.readouterr().out
