@@ -1,0 +1,55 @@
+"""`hfpaged bench`: speed and KV memory against plain transformers. Each kind of benchmark is a subcommand."""
+
+from __future__ import annotations
+
+import argparse
+
+from hfpaged.bench.catalog import ROWS
+
+DTYPES = ("float32", "bfloat16", "float16")
+
+EXAMPLES = """\
+examples:
+  hfpaged bench generate --quick                          does it run, and are the tokens the same?
+  hfpaged bench generate --model ./my-model --device cuda --dtype bfloat16
+  hfpaged bench generate --only decode-long,beam-memory --json figures.json
+
+exit codes: 0, 1 when tokens differ, 3 with --strict when a target is missed
+"""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Declare the command and its kinds."""
+    line = "measure speed and KV memory against plain transformers"
+    parser = subparsers.add_parser("bench", help=line, description=line)
+    kinds = parser.add_subparsers(metavar="KIND", dest="kind", required=True)
+    line = "model.generate() with DynamicCache and with PagedCache, side by side in one process"
+    generate = kinds.add_parser(
+        "generate", help=line, description=_description(line), epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    _add_options(generate)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the chosen kind; torch and transformers are not imported before."""
+    from hfpaged.bench import generate
+
+    return generate.run(args)
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", help="folder or hub id (default: SmolLM2-135M-Instruct from PyPI)")
+    parser.add_argument("--dtype", choices=DTYPES, default="float32", help="default: float32")
+    parser.add_argument("--device", default="cpu", help="where torch runs the model (default: cpu)")
+    parser.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: as torch chooses)")
+    parser.add_argument("--repeats", type=int, default=3, metavar="N", help="runs of each side (default: 3)")
+    parser.add_argument("--only", metavar="ROW,...", help="measure these rows alone")
+    parser.add_argument("--quick", action="store_true", help="small sizes, to see that it runs; nothing is judged")
+    parser.add_argument("--strict", action="store_true", help="exit with 3 when a target is missed")
+    parser.add_argument("--json", metavar="FILE", help="also write the figures here")
+
+
+def _description(line: str) -> str:
+    rows = "\n".join(f"  {row.name:13} {row.describe()}, target {row.target}" for row in ROWS)
+    return f"{line}\n\nrows:\n{rows}"

@@ -1,0 +1,72 @@
+"""The rows of the benchmark: names, sizes and targets. Free of torch, so that help and errors are quick."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+from hfpaged.bench.shape import Shape
+from hfpaged.bench.target import Target
+from hfpaged.errors import InvalidConfigError
+
+if TYPE_CHECKING:
+    from hfpaged.bench.result import Measured
+    from hfpaged.bench.setting import Setting
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table. `module` has the function measure(setting, shape); `what` speaks of a shape's numbers."""
+
+    name: str
+    what: str
+    module: str
+    shape: Shape
+    target: Target
+
+    def describe(self, shape: Shape | None = None) -> str:
+        """What is measured, in the row's own shape or the one that was run."""
+        return self.what.format(**asdict(shape or self.shape))
+
+    def load(self) -> Callable[[Setting, Shape], Measured]:
+        """The function that measures this row."""
+        measure: Callable[[Setting, Shape], Measured] = importlib.import_module(f"hfpaged.bench.{self.module}").measure
+        return measure
+
+
+DECODE = "decode speed, batch {batch}, prompt {prompt}"
+
+ROWS = (
+    Row("tokens", "equal rows, greedy and 4 beams", "tokens", Shape(16, 512, 32), Target(1, is_share=True)),
+    Row("decode-short", DECODE, "decode", Shape(1, 512, 128), Target(1.0)),
+    Row("decode-long", DECODE, "decode", Shape(1, 6000, 64), Target(1.6)),
+    Row("decode-batch", DECODE, "decode", Shape(16, 1024, 64), Target(1.4)),
+    Row("prefill", "prefill speed, prompt {prompt}", "prefill", Shape(1, 2048, 1), Target(0.95)),
+    Row(
+        "beam-memory", "peak KV bytes, 4 beams, prompt {prompt}", "beam_memory", Shape(1, 512, 64),
+        Target(most=0.45, is_share=True),
+    ),
+    Row("waste", "unfilled part of used blocks", "waste", Shape(8, 1024, 32), Target(below=0.04, is_share=True)),
+    Row(
+        "bandwidth", "decode attention, bytes/s of torch.sum's", "bandwidth", Shape(32, 512, 0),
+        Target(0.6, is_share=True),
+    ),
+    Row("python", "Python's part of a step", "python_time", Shape(1, 512, 64), Target(below=0.05, is_share=True)),
+)  # fmt: skip
+
+
+def choose(names: str | None) -> tuple[Row, ...]:
+    """The rows named in a text like "tokens,prefill", in the order of the table; all for None.
+
+    Raises InvalidConfigError for a name that no row has.
+    """
+    if names is None:
+        return ROWS
+    wanted = [name.strip() for name in names.split(",")]
+    unknown = [name for name in wanted if name not in {row.name for row in ROWS}]
+    if unknown:
+        known = ", ".join(row.name for row in ROWS)
+        raise InvalidConfigError(f"--only {','.join(unknown)}: there is no such row; the rows are {known}")
+    return tuple(row for row in ROWS if row.name in wanted)

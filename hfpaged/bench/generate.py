@@ -1,0 +1,120 @@
+"""`hfpaged bench generate`: measures the chosen rows and says what came out."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from transformers.utils import logging as transformers_logging
+
+import hfpaged
+from hfpaged.bench import report, setting
+from hfpaged.bench.catalog import Row, choose
+from hfpaged.bench.result import Outcome, exit_code
+from hfpaged.bench.setting import Setting
+from hfpaged.errors import InvalidConfigError
+
+WIDTH = 150  # of the table where stdout is no terminal
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the table and a last line; 1 if tokens differ, 3 if a target is missed and that counts."""
+    rows = choose(args.only)
+    _check(args)
+    with _threads(args.threads), _quiet_transformers():
+        subject = Setting(*setting.load(args.model, args.dtype, args.device), args.repeats, args.quick)
+        outcomes = measure(subject, rows)
+        header = subject.header()
+    code = exit_code(outcomes, args.strict)
+    _print(header, outcomes)
+    if args.json:
+        Path(args.json).write_text(json.dumps(report.as_json(header, outcomes, code), indent=2) + "\n")
+    return code
+
+
+def measure(subject: Setting, rows: Iterable[Row]) -> list[Outcome]:
+    """The rows one after the other; the model has its own attention again afterwards."""
+    try:
+        with torch.inference_mode():
+            return [measure_row(subject, row) for row in _shown(list(rows))]
+    finally:
+        hfpaged.unpatch(subject.model)
+
+
+def measure_row(subject: Setting, row: Row) -> Outcome:
+    """One row, with prompts as long as the model allows."""
+    wanted = row.shape.quick() if subject.is_quick else row.shape
+    shape = wanted.fitted(subject.positions)
+    measured = row.load()(subject, shape)
+    if shape != wanted:
+        cut = f"prompt cut from {wanted.prompt} to {shape.prompt} tokens, the model's most"
+        measured = replace(measured, note="; ".join(filter(None, [measured.note, cut])))
+    return Outcome(row, measured, is_judged=not subject.is_quick)
+
+
+def _check(args: argparse.Namespace) -> None:
+    for name in ("repeats", "threads"):
+        value = getattr(args, name)
+        if value is not None and value < 1:
+            raise InvalidConfigError(f"--{name} {value} measures nothing; use 1 or more")
+    if args.json and not Path(args.json).resolve().parent.is_dir():
+        raise InvalidConfigError(f"--json {args.json}: its folder does not exist; make it first")
+
+
+def _print(header: dict[str, Any], outcomes: list[Outcome]) -> None:
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=WIDTH)
+    for name, value in header.items():
+        text = f"{value:,}" if name == "parameters" else str(value)
+        console.print(f"{name:13} {text}", markup=False, highlight=False, soft_wrap=True)
+    console.print(report.table(outcomes))
+    console.print(report.verdict(outcomes), markup=False, highlight=False, soft_wrap=True)
+
+
+def _shown(rows: list[Row]) -> Iterator[Row]:
+    """The same rows, with a bar on a terminal and one line for each elsewhere, both on stderr."""
+    console = Console(file=sys.stderr)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        task = progress.add_task("", total=len(rows))
+        for index, row in enumerate(rows):
+            progress.update(task, description=row.name, completed=index)
+            if not console.is_terminal:
+                print(f"hfpaged: {row.name} ({index + 1} of {len(rows)})", file=sys.stderr, flush=True)
+            yield row
+        progress.update(task, completed=len(rows))
+
+
+@contextmanager
+def _threads(count: int | None) -> Iterator[None]:
+    before = torch.get_num_threads()
+    if count is not None:
+        torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
+def _quiet_transformers() -> Iterator[None]:
+    """No remarks of generate() between our lines."""
+    verbosity, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+        if bars:
+            transformers_logging.enable_progress_bar()

@@ -1,0 +1,90 @@
+"""The outcomes as a table, as one sentence and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from rich.table import Table
+
+from hfpaged.bench.result import Measured, Outcome, differing, missed, published
+
+MARKS = {True: "met", False: "MISSED", None: ""}
+
+
+def table(outcomes: Sequence[Outcome]) -> Table:
+    """One line for each row; a value is hfpaged over transformers unless its row says otherwise."""
+    result = Table(title="Plain transformers and hfpaged", title_justify="left")
+    result.add_column("row", no_wrap=True)
+    result.add_column("what")
+    for name in ("transformers", "hfpaged", "result", "target"):
+        result.add_column(name, justify="right", no_wrap=True)
+    result.add_column("")
+    result.add_column("note")
+    for outcome in published(outcomes):
+        result.add_row(*_cells(outcome))
+    return result
+
+
+def _cells(outcome: Outcome) -> tuple[str, ...]:
+    row, measured = outcome.row, outcome.measured
+    return (
+        row.name,
+        row.describe(outcome.shape),
+        _amount(measured.plain, measured.unit),
+        _amount(measured.paged, measured.unit),
+        _value(outcome),
+        str(row.target) if outcome.is_judged else "quick",
+        MARKS[outcome.is_met],
+        measured.note,
+    )
+
+
+def _value(outcome: Outcome) -> str:
+    measured: Measured = outcome.measured
+    if measured.value is not None:
+        return outcome.row.target.format(measured.value)
+    return "tokens differ" if measured.same_tokens is False else "-"
+
+
+def _amount(amount: float | None, unit: str) -> str:
+    return "" if amount is None else f"{amount:.1f} {unit}"
+
+
+def verdict(outcomes: Sequence[Outcome]) -> str:
+    """One sentence: tokens first, for without them nothing else counts."""
+    wrong, short = differing(outcomes), missed(outcomes)
+    if wrong:
+        return f"The tokens differ in {', '.join(wrong)}, so speed and memory are not compared."
+    compared = any(outcome.measured.same_tokens for outcome in outcomes)
+    tokens = "Same tokens as plain transformers" if compared else "No row that compares tokens was run"
+    judged = sum(outcome.is_met is not None for outcome in outcomes)
+    if not judged:
+        return f"{tokens}; the sizes of a quick run are too small to judge speed and memory."
+    if not short:
+        return f"{tokens}; {judged} of {judged} targets met."
+    return f"{tokens}; {judged - len(short)} of {judged} targets met, missed: {', '.join(short)}."
+
+
+def as_json(header: Mapping[str, Any], outcomes: Sequence[Outcome], code: int) -> dict[str, Any]:
+    """Everything that the table says, and the exit code."""
+    return {
+        "header": dict(header),
+        "tokens_agree": not differing(outcomes),
+        "verdict": verdict(outcomes),
+        "exit_code": code,
+        "rows": [_record(outcome) for outcome in published(outcomes)],
+    }
+
+
+def _record(outcome: Outcome) -> dict[str, Any]:
+    row = outcome.row
+    return {
+        "name": row.name,
+        "what": row.describe(outcome.shape),
+        "shape": asdict(outcome.shape),
+        "target": str(row.target),
+        "met": outcome.is_met,
+        **asdict(outcome.measured),
+    }

@@ -1,0 +1,73 @@
+"""What measuring a row gives, and how it is judged."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from hfpaged.bench.catalog import Row
+from hfpaged.bench.shape import Shape
+
+
+@dataclass(frozen=True)
+class Measured:
+    """`value` is compared with the row's target; `plain` and `paged`, in `unit`, are what it was made of.
+
+    `same_tokens` is None where no tokens were compared.
+    """
+
+    value: float | None
+    plain: float | None = None
+    paged: float | None = None
+    unit: str = ""
+    same_tokens: bool | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One row, measured in `shape`. `is_judged` is False for sizes too small to mean anything."""
+
+    row: Row
+    shape: Shape
+    measured: Measured
+    is_judged: bool = True
+
+    @property
+    def is_met(self) -> bool | None:
+        """Whether the target was reached; None where nothing is judged."""
+        value = self.measured.value
+        return None if value is None or not self.is_judged else self.row.target.is_met(value)
+
+    @property
+    def counts_tokens(self) -> bool:
+        """Whether the value is itself the share of equal rows."""
+        return self.row.name == "tokens"
+
+    def withheld(self) -> Outcome:
+        """The same without figures, for a comparison that is void."""
+        return replace(self, measured=Measured(None, same_tokens=self.measured.same_tokens))
+
+
+def published(outcomes: Sequence[Outcome]) -> list[Outcome]:
+    """What may be shown: once tokens differ anywhere, only the share of equal rows. A wrong answer has no speed."""
+    if not differing(outcomes):
+        return list(outcomes)
+    return [outcome if outcome.counts_tokens else outcome.withheld() for outcome in outcomes]
+
+
+def differing(outcomes: Sequence[Outcome]) -> list[str]:
+    """The rows whose tokens were not those of plain transformers."""
+    return [outcome.row.name for outcome in outcomes if outcome.measured.same_tokens is False]
+
+
+def missed(outcomes: Sequence[Outcome]) -> list[str]:
+    """The rows that did not reach their target."""
+    return [outcome.row.name for outcome in outcomes if outcome.is_met is False]
+
+
+def exit_code(outcomes: Sequence[Outcome], is_strict: bool) -> int:
+    """1 when tokens differ, 3 for a missed target where that counts, else 0."""
+    if differing(outcomes):
+        return 1
+    return 3 if is_strict and missed(outcomes) else 0

@@ -1,0 +1,84 @@
+"""What is measured and where: the model, its tokenizer, the device, and the versions of everything."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any
+
+import hfpaged_kernels
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from hfpaged import demo_model
+
+
+@dataclass(frozen=True)
+class Setting:
+    """`tokenizer` is None where the model has none; token ids are drawn at random then."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase | None
+    repeats: int
+    is_quick: bool
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device(self.model.device)
+
+    @property
+    def positions(self) -> int | None:
+        """The longest sequence that the model was made for, None where it does not say."""
+        return getattr(self.text_config, "max_position_embeddings", None)
+
+    @property
+    def text_config(self) -> Any:
+        """The config of the part that generates."""
+        return self.model.config.get_text_config(decoder=True)
+
+    def synchronize(self) -> None:
+        """Wait until the device has done all it was told."""
+        if self.device.type != "cpu":
+            torch.accelerator.synchronize()
+
+    def header(self) -> dict[str, Any]:
+        """What the figures depend on."""
+        return {
+            "model": self.model.config._name_or_path or type(self.model).__name__,
+            "parameters": self.model.num_parameters(),
+            "dtype": str(self.model.dtype).removeprefix("torch."),
+            "device": _device_name(self.device),
+            "threads": torch.get_num_threads(),
+            "kernels": hfpaged_kernels.backend(self.device),
+            "torch": torch.__version__,
+            "transformers": version("transformers"),
+            "hfpaged": version("hfpaged"),
+            "repeats": self.repeats,
+            "quick": self.is_quick,
+        }
+
+
+def load(name: str | None, dtype: str, device: str) -> demo_model.Loaded | tuple[PreTrainedModel, None]:
+    """The model in eval mode, and its tokenizer where it has one. Raises DemoModelError."""
+    if name is None or _has_tokenizer(name):
+        return demo_model.load(name, dtype, device)
+    try:
+        return AutoModelForCausalLM.from_pretrained(name, dtype=dtype).to(device).eval(), None
+    except (OSError, ValueError, RuntimeError, AssertionError) as error:
+        reason = str(error).strip().splitlines()[0].rstrip(".")
+        raise demo_model.DemoModelError(
+            f"cannot load {name!r} to device {device!r}: {reason}; pass a folder written by save_pretrained() or the "
+            "id of a causal language model on the Hugging Face hub, and a device that this machine has"
+        ) from error
+
+
+def _has_tokenizer(name: str) -> bool:
+    try:
+        AutoTokenizer.from_pretrained(name)
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def _device_name(device: torch.device) -> str:
+    return f"{device} ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else str(device)
