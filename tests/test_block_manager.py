@@ -55,8 +55,7 @@ def test_forked_sequence_copies_only_the_block_it_writes():
     assert manager.pool.num_used == 6
     copies = manager.grow([(child, 1)])
     assert copies == [
-        [BlockCopy(mine.blocks[2], its.blocks[2])]
-        for mine, its in zip(parent.tables, child.tables, strict=True)
+        [BlockCopy(mine.blocks[2], its.blocks[2])] for mine, its in zip(parent.tables, child.tables, strict=True)
     ]
     assert manager.pool.num_used == 8
     assert all(c.blocks[:2] == p.blocks[:2] for c, p in zip(child.tables, parent.tables, strict=True))
@@ -198,9 +197,7 @@ class ManagerMachine(RuleBasedStateMachine):
     from slots to tokens, with the copies made as `grow` returns them; each sequence must read back its own.
     """
 
-    @initialize(
-        num_blocks=st.integers(1, 40), num_groups=st.integers(1, 3), block_size=st.sampled_from([1, 2, 4, 8])
-    )
+    @initialize(num_blocks=st.integers(1, 40), num_groups=st.integers(1, 3), block_size=st.sampled_from([1, 2, 4, 8]))
     def make(self, num_blocks, num_groups, block_size):
         self.manager = BlockManager(BlockPool(num_blocks), num_groups, block_size)
         self.num_groups, self.block_size = num_groups, block_size
@@ -319,4 +316,4 @@ class ManagerMachine(RuleBasedStateMachine):
 
 
 TestManagerMachine = ManagerMachine.TestCase
-TestManagerMachine.settings = settings(max_examples=80, stateful_step_count=30, deadline=None)
+TestManagerMachine.settings = settings(max_examples=50, stateful_step_count=30, deadline=None)

@@ -81,9 +81,7 @@ def test_no_other_number_is_a_block_size():
 
 
 def test_the_rule_that_a_block_size_broke_is_said():
-    with pytest.raises(
-        InvalidConfigError, match="block_size=24 is not a power of two, which the kernels need"
-    ):
+    with pytest.raises(InvalidConfigError, match="block_size=24 is not a power of two, which the kernels need"):
         check_block_size(24)
     with pytest.raises(InvalidConfigError, match="block_size=2048 is above 1024"):
         check_block_size(2048)

@@ -107,12 +107,8 @@ def faults(name, source):
             library = module.split(".")[0]
             if library in FORBIDDEN[floor]:
                 told.append(f"{name}.py, line {line}: floor {floor} must not import {library}")
-        elif not (is_late and (name, module) in LATE) and (
-            floor_of(module) is None or floor_of(module) > floor
-        ):
-            told.append(
-                f"{name}.py, line {line}: floor {floor} must not import {module} of floor {floor_of(module)}"
-            )
+        elif not (is_late and (name, module) in LATE) and (floor_of(module) is None or floor_of(module) > floor):
+            told.append(f"{name}.py, line {line}: floor {floor} must not import {module} of floor {floor_of(module)}")
     return told
 
 
@@ -124,9 +120,7 @@ def test_a_file_imports_only_from_its_own_and_lower_floors(path):
 
 @pytest.mark.parametrize("path", files("kernels"), ids=lambda path: path.stem)
 def test_the_kernels_know_nothing_of_hfpaged_and_transformers(path):
-    imported = {
-        i.module.split(".")[0]: i.line for i in imports_of(path.read_text(encoding="utf-8")) if not i.is_own
-    }
+    imported = {i.module.split(".")[0]: i.line for i in imports_of(path.read_text(encoding="utf-8")) if not i.is_own}
     own = [i for i in imports_of(path.read_text(encoding="utf-8")) if i.is_own]
     assert not own, f"{path.name}, line {own[0].line}: imports {own[0].module} of hfpaged"
     assert "transformers" not in imported
@@ -140,9 +134,7 @@ def test_the_floors_name_only_files_that_exist_and_each_once():
 
 def test_files_import_each_other_in_no_circle():
     graph = {
-        name_of(path): {
-            i.module for i in imports_of(path.read_text(encoding="utf-8")) if i.is_own and not i.is_late
-        }
+        name_of(path): {i.module for i in imports_of(path.read_text(encoding="utf-8")) if i.is_own and not i.is_late}
         - {"__init__"}
         for path in files("hfpaged")
     }
@@ -186,9 +178,7 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("name", "source", "words"), WRONG, ids=[f"{case[0]}-{i}" for i, case in enumerate(WRONG)]
-)
+@pytest.mark.parametrize(("name", "source", "words"), WRONG, ids=[f"{case[0]}-{i}" for i, case in enumerate(WRONG)])
 def test_a_wrong_import_is_found_wherever_it_hides(name, source, words):
     (told,) = faults(name, source)
     assert words in told

@@ -79,9 +79,7 @@ def test_the_size_is_settled_by_the_first_store_only():
 
 def test_a_pool_without_a_size_takes_half_of_the_memory_that_is_free(monkeypatch):
     asked = []
-    monkeypatch.setattr(
-        kv_pool, "free_memory", lambda device: asked.append(device) or 9 * 2 * LAYER_BLOCK * 2 + 1
-    )
+    monkeypatch.setattr(kv_pool, "free_memory", lambda device: asked.append(device) or 9 * 2 * LAYER_BLOCK * 2 + 1)
     pool = pool_of()
     assert pool.num_blocks == 0
     assert with_stores(pool).num_blocks == 9

@@ -69,9 +69,7 @@ def test_groups_are_records_that_can_be_compared_but_not_changed():
         group.window = 4
 
 
-WINDOWS = st.dictionaries(
-    st.integers(0, 80), st.sampled_from([None, None, 128, 512, 4096]), min_size=1, max_size=60
-)
+WINDOWS = st.dictionaries(st.integers(0, 80), st.sampled_from([None, None, 128, 512, 4096]), min_size=1, max_size=60)
 
 
 @given(WINDOWS)

@@ -36,9 +36,7 @@ def test_public_names_are_sorted_and_each_stands_once():
 
 
 def test_type_checkers_see_the_same_names_at_the_same_homes():
-    (block,) = [
-        node for node in SOURCE.body if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
-    ]
+    (block,) = [node for node in SOURCE.body if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)]
     seen = {alias.name: node.module for node in block.body for alias in node.names}
     assert seen == hfpaged._HOME_OF
 
