@@ -42,6 +42,7 @@ class Rows:
         self.steps: list[Step] = []  # by layer group; empty between a change of rows and the next step
         self.copies: list[list[BlockCopy]] = []  # by layer group, to be made before the step's first write
         self.past_length = 0
+        self.late_padding = False  # whether the step has padding behind a token of its row
         self.seen: dict[int, int] = {}  # positions by layer, for layers that have seen any
 
     @property
@@ -159,10 +160,14 @@ class Rows:
 
     def _remember(self, batch: int, query_length: int, kept: Bools | None) -> None:
         self.past_length, self.length = self.length, self.length + query_length
+        self.late_padding = False
         if kept is not None or self.kept is not None:
             past = self.kept if self.kept is not None else np.ones((batch, self.past_length), dtype=bool)
             new = kept if kept is not None else np.ones((batch, query_length), dtype=bool)
             self.kept = np.concatenate([past, new], axis=1)
+        if kept is not None and self.kept is not None:
+            behind_a_token = np.maximum.accumulate(self.kept, axis=1)[:, self.past_length :] & ~kept
+            self.late_padding = bool(behind_a_token.any())
 
     def _cut(self, length: int) -> None:
         with self.pool.lock:
