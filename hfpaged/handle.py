@@ -28,9 +28,9 @@ class LazyTensor(Tensor):
         return self
 
     def dense(self) -> Tensor:
-        """The plain tensor."""
+        """The plain tensor: contiguous, as the lazy one says that it is and views of it rely on."""
         if self._dense is None:
-            self._dense = self.materialise()
+            self._dense = self.materialise().contiguous()
         return self._dense
 
     def materialise(self) -> Tensor:
