@@ -31,7 +31,8 @@ def run(args: argparse.Namespace) -> int:
     rows = choose(args.only)
     _check(args)
     with _threads(args.threads), _quiet_transformers():
-        subject = Setting(*setting.load(args.model, args.dtype, args.device), args.repeats, args.quick)
+        model, tokenizer = setting.load(args.model, args.dtype, args.device)
+        subject = Setting(model, tokenizer, args.repeats, args.quick)
         outcomes = measure(subject, rows)
         header = subject.header()
     code = exit_code(outcomes, args.strict)
@@ -58,7 +59,7 @@ def measure_row(subject: Setting, row: Row) -> Outcome:
     if shape != wanted:
         cut = f"prompt cut from {wanted.prompt} to {shape.prompt} tokens, the model's most"
         measured = replace(measured, note="; ".join(filter(None, [measured.note, cut])))
-    return Outcome(row, measured, is_judged=not subject.is_quick)
+    return Outcome(row, shape, measured, is_judged=not subject.is_quick)
 
 
 def _check(args: argparse.Namespace) -> None:

@@ -35,9 +35,8 @@ OUTER: tuple[tuple[Any, str], ...] = (
     (patching, "_before_forward"),
     (patching._AfterForward, "__call__"),
 )
-INNER: tuple[tuple[Any, str], ...] = tuple(
-    (hfpaged_kernels, name) for name in hfpaged_kernels.__all__ if name != "backend"
-)
+KERNELS = ("copy_blocks", "decode", "gather", "prefill", "write_kv")
+INNER: tuple[tuple[Any, str], ...] = tuple((hfpaged_kernels, name) for name in KERNELS)
 WARM_UP = 4
 
 
