@@ -6,7 +6,6 @@ import logging
 from typing import Any
 
 import hfpaged_kernels as kernels
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hfpaged import compat

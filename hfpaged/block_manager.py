@@ -70,6 +70,17 @@ class BlockManager:
                 copies[group] += table.grow(count)
         return copies
 
+    def hold(self, copies: Many[Many[BlockCopy]]) -> Sequence:
+        """Keep the sources of `copies` (by layer group) from being used again while storage copies them, layer by
+        layer: a sequence to `free` when all have.
+        """
+        holder = self.create()
+        for table, group in zip(holder.tables, copies, strict=True):
+            for copy in group:
+                self.pool.acquire(copy.source)
+                table.blocks.append(copy.source)
+        return holder
+
     def trim(self, sequence: Sequence, length: int) -> None:
         """Keep the first `length` tokens of a sequence."""
         for table in sequence.tables:

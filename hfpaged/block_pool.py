@@ -91,6 +91,8 @@ class BlockPool:
         counted = [0] * self.high_water
         for table in tables:
             for block in table:
+                if not 0 <= block < self.high_water:
+                    raise IntegrityError(f"a table holds block {block}; only {self.high_water} were ever handed out")
                 counted[block] += 1
         wrong = {
             b: (kept, seen) for b, (kept, seen) in enumerate(zip(self._refcounts, counted, strict=True)) if kept != seen

@@ -40,8 +40,10 @@ class BlockTable:
 
     def grow(self, count: int) -> list[BlockCopy]:
         """Make room for `count` more tokens. Raises OutOfBlocksError and leaves the table as it was."""
-        copies = self._unshare_last_block() if self.must_copy(count) else []
-        self.blocks.extend(self._pool.allocate(self.num_new_blocks(count)))
+        must_copy = self.must_copy(count)
+        taken = self._pool.allocate(self.num_new_blocks(count) + must_copy)
+        copies = [self._replace_last_block(taken.pop())] if must_copy else []
+        self.blocks.extend(taken)
         self.length += count
         return copies
 
@@ -67,9 +69,8 @@ class BlockTable:
         block, offset = divmod(position, self._block_size)
         return self.blocks[block] * self._block_size + offset
 
-    def _unshare_last_block(self) -> list[BlockCopy]:
-        (target,) = self._pool.allocate(1)
+    def _replace_last_block(self, target: int) -> BlockCopy:
         source = self.blocks[-1]
         self._pool.release(source)
         self.blocks[-1] = target
-        return [BlockCopy(source, target)]
+        return BlockCopy(source, target)

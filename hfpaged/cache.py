@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -90,7 +91,7 @@ class PagedCache(DynamicCache):
         Cache.__init__(self, layers=layers)
         self._rows = rows
         # Layers hold the rows, not the cache, so that a dropped cache dies at once and its blocks come back.
-        self._finalizer = weakref.finalize(self, rows.free)
+        self._finalizer = weakref.finalize(self, rows.abandon)
 
     @property
     def pool(self) -> KVPool:
@@ -124,19 +125,18 @@ class PagedCache(DynamicCache):
             )
         return self.layers[layer_idx].update(key_states, value_states, *args, **kwargs)
 
-    def expect(self, attention_mask: Tensor | None, input_ids: Tensor | None) -> None:
-        """What the next step brings, told before its first key: padding, which is not stored, and rows that are
-        equal, which are stored once. patching calls it from a forward pre-hook.
+    def expect(self, inputs: Mapping[str, Any]) -> None:
+        """What the next step brings, told before its first key by the arguments of the model's forward: padding,
+        which is not stored, and rows that are equal, which are stored once. Patched models call it.
 
         Raises CacheMismatchError when the mask asks for positions that were padding when they were computed.
         """
-        self._rows.plan = plan_step(self._rows, attention_mask, input_ids)
+        self._rows.expect(plan_step(self._rows, inputs))
 
     def abort_step(self) -> None:
         """Go back to before the step under way, after an exception in the middle of a forward."""
-        for index, layer in enumerate(self.layers):
-            if isinstance(layer, PagedLayer) and self._rows.steps and self._rows.length_of(index) < self._rows.length:
-                layer.make_copies()  # a copied block must be whole in every layer, also where the step did not come
+        for index in list(self._rows.uncopied):
+            self.layers[index].make_copies()  # a copied block must be whole in every layer, whatever the step did
         self._rows.rollback()
 
     def stats(self) -> CacheStats:

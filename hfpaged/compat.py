@@ -8,6 +8,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import transformers
+from packaging.version import Version
 from torch import nn
 from transformers import AttentionInterface, DynamicCache, PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
@@ -30,14 +32,9 @@ def cache_argument() -> str:
     return "cache" if "cache" in names else "past_key_values"
 
 
-@functools.cache
 def positive_crop_is_length() -> bool:
-    """Whether crop(n) with n > 0 keeps n tokens (5.17, deprecated) or is an error."""
-    try:
-        DynamicLayer().crop(1)
-    except ValueError:
-        return False
-    return True
+    """Whether crop(n) with n > 0 keeps n tokens (deprecated, gone in 5.18) or is an error."""
+    return Version(transformers.__version__) < Version("5.18")
 
 
 def default_layers(config: PreTrainedConfig) -> list[Any]:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import psutil
@@ -15,6 +18,7 @@ from hfpaged.errors import InvalidConfigError
 from hfpaged.kv_format import KVFormat
 from hfpaged.kv_storage import KVStorage, LayerStore
 from hfpaged.layer_groups import LayerGroup
+from hfpaged.sequence import Sequence
 
 # What a pool may take of the free memory when its user names no size. It grows as needed up to there.
 DEFAULT_SHARE = 0.5
@@ -59,10 +63,12 @@ class KVPool:
         self.groups = groups
         self.block_size = check_block_size(block_size)
         self.kv_format = kv_format
-        self.lock = threading.RLock()  # held while sequences change
+        self._lock = threading.Lock()
+        self._abandoned: deque[Sequence] = deque()
         self.storage = KVStorage(block_size, kv_format)
         self._memory = None if memory is None else parse_bytes(memory)
-        self._is_sized = num_blocks is not None
+        self._has_own_size = num_blocks is not None
+        self._block_bytes: dict[int, int] = {}  # by layer
         size = check_num_blocks(num_blocks, len(groups)) if num_blocks is not None else 0
         self.blocks = BlockPool(size)
         self.manager = BlockManager(self.blocks, len(groups), block_size)
@@ -75,14 +81,29 @@ class KVPool:
     @property
     def num_free(self) -> int:
         """Blocks that no sequence holds."""
+        self._try_reclaim()
         return self.blocks.num_free
+
+    @contextmanager
+    def changing(self) -> Iterator[BlockManager]:
+        """The block manager, for one thread at a time."""
+        with self._lock:
+            self._reclaim()
+            yield self.manager
+
+    def abandon(self, sequences: list[Sequence]) -> None:
+        """Free sequences of a cache that is gone. The garbage collector calls this in the middle of anything, a
+        change of this very pool included: where that is under way, the blocks come back at the next one.
+        """
+        self._abandoned.extend(sequences)
+        self._try_reclaim()
 
     def __repr__(self) -> str:
         return f"KVPool({self.blocks.num_used} of {self.num_blocks} blocks of {self.block_size} tokens used)"
 
     def stats(self) -> CacheStats:
         """A snapshot. `tokens` counts a token that several sequences share once."""
-        with self.lock:
+        with self.changing():
             pool, tokens = self.blocks.stats, self.manager.num_tokens
         held = pool.used * self.block_size // max(len(self.groups), 1)
         return CacheStats(
@@ -91,25 +112,41 @@ class KVPool:
             blocks_free=pool.free,
             blocks_shared=pool.shared,
             bytes_reserved=self.storage.nbytes,
-            bytes_live=tokens * len(self.groups) * self.storage.block_bytes // self.block_size,
+            bytes_live=tokens * sum(self._block_bytes.values()) // self.block_size,
             waste_ratio=1 - tokens / held if held else 0.0,
             tokens=tokens,
         )
 
     def check_integrity(self) -> None:
         """Recount all blocks from scratch. Raises IntegrityError."""
-        with self.lock:
-            self.manager.check_integrity()
+        with self.changing() as manager:
+            manager.check_integrity()
 
-    def settle_size(self, first: LayerStore) -> None:
-        """Turn memory into a number of blocks, once the first layer's shapes are known. All layers count alike."""
-        with self.lock:
-            if self._is_sized:
+    def settle_size(self, layer: int, store: LayerStore) -> None:
+        """Layer `layer` keeps its blocks in `store`: turn memory into a number of blocks by what is known now.
+
+        Layers that have not come yet count like this one. Raises InvalidConfigError when nothing fits.
+        """
+        with self._lock:
+            self._block_bytes[layer] = store.block_bytes
+            if self._has_own_size:
                 return
-            block_bytes = first.block_bytes * max(len(group.layers) for group in self.groups)
-            memory = self._memory or int(DEFAULT_SHARE * free_memory(first.key.device))
-            self.blocks.num_blocks = self._count(memory, block_bytes)
-            self._is_sized = True
+            if self._memory is None:
+                self._memory = int(DEFAULT_SHARE * free_memory(store.key.device))
+            to_come = max(len(group.layers) for group in self.groups) - self.storage.num_stores
+            fitting = self._count(self._memory, self.storage.block_bytes + max(to_come, 0) * store.block_bytes)
+            self.blocks.num_blocks = max(fitting, self.blocks.high_water)
+
+    def _try_reclaim(self) -> None:
+        if self._lock.acquire(blocking=False):
+            try:
+                self._reclaim()
+            finally:
+                self._lock.release()
+
+    def _reclaim(self) -> None:
+        while self._abandoned:
+            self.manager.free(self._abandoned.popleft())
 
     def _count(self, memory: int, block_bytes: int) -> int:
         count = memory // block_bytes

@@ -40,8 +40,10 @@ class LayerStore:
 
     def reserve(self, num_blocks: int, limit: int) -> None:
         """Hold at least `num_blocks`, at most `limit` blocks; what is stored stays."""
-        if num_blocks > len(self.key):
-            with self._lock:
+        if num_blocks <= len(self.key):
+            return
+        with self._lock:
+            if num_blocks > len(self.key):  # another thread may have grown it meanwhile
                 target = max(num_blocks, min(limit, int(num_blocks * GROWTH)))
                 self.key, self.value = _grown(self.key, target), _grown(self.value, target)
 
@@ -76,8 +78,12 @@ class KVStorage:
         return sum(store.nbytes for store in self._stores.values())
 
     @property
+    def num_stores(self) -> int:
+        return len(self._stores)
+
+    @property
     def block_bytes(self) -> int:
-        """Bytes of one block over all stores that exist by now."""
+        """Bytes that one more block takes in all stores that exist by now."""
         return sum(store.block_bytes for store in self._stores.values())
 
     def store(self, place: int, key: Tensor, value: Tensor) -> LayerStore:

@@ -56,7 +56,7 @@ class PagedLayer(CacheLayerMixin):
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Find or make the store for keys and values of this kind."""
         self._store = self._rows.pool.storage.store(self._place, key_states, value_states)
-        self._rows.pool.settle_size(self._store)
+        self._rows.pool.settle_size(self._index, self._store)
 
     @property
     def is_initialized(self) -> bool:
@@ -92,6 +92,7 @@ class PagedLayer(CacheLayerMixin):
         self._store.reserve(pool.high_water, pool.num_blocks)
         if copies and copies[self._group_index]:
             self._store.copy_blocks(copies[self._group_index])
+        self._rows.copies_made(self._index)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """(visible key length, offset of its first position), as transformers' dynamic layers say it."""

@@ -109,7 +109,7 @@ def _paged_cache(names: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str
 def _before_forward(names: tuple[str, ...], module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     cache, named = _paged_cache(names, args, kwargs)
     if cache is not None:
-        cache.expect(named.get("attention_mask"), named.get("input_ids"))
+        cache.expect(named)
 
 
 class _AfterForward:

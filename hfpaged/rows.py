@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from hfpaged.block_manager import BlockManager
 from hfpaged.block_table import BlockCopy
 from hfpaged.errors import CacheMismatchError
 from hfpaged.kv_pool import KVPool
@@ -41,6 +42,8 @@ class Rows:
         self.plan: StepPlan | None = None
         self.steps: list[Step] = []  # by layer group; empty between a change of rows and the next step
         self.copies: list[list[BlockCopy]] = []  # by layer group, to be made before the step's first write
+        self._held: list[Sequence] = []  # the sources of those copies
+        self.uncopied: set[int] = set()  # layers that have not made them yet
         self.past_length = 0
         self.late_padding = False  # whether the step has padding behind a token of its row
         self.seen: dict[int, int] = {}  # positions by layer, for layers that have seen any
@@ -68,6 +71,13 @@ class Rows:
             )
         self.seen[layer] = self.length
 
+    def copies_made(self, layer: int) -> None:
+        """`layer` has made its part of the copies; after the last one their sources are let go."""
+        if self._held:
+            self.uncopied.discard(layer)
+            if not self.uncopied:
+                self._let_go()
+
     def reading_step(self, group: int) -> Step:
         """Metadata to read all that is stored, with no new token."""
         tables = [sequence.tables[group] for sequence in self.sequences]
@@ -84,6 +94,10 @@ class Rows:
         kept = None if self.kept is None else self.kept[:, self.length - count :]
         return build_step(tables, self.pool.block_size, count, kept, [True] * len(tables))
 
+    def expect(self, plan: StepPlan | None) -> None:
+        """A forward begins: the step before it is over, and can no longer be rolled back."""
+        self.plan, self.steps = plan, []
+
     def rollback(self) -> None:
         """Undo the step under way, after an exception in the middle of a forward."""
         if not self.steps:
@@ -99,32 +113,40 @@ class Rows:
     def select(self, indices: Iterable[int]) -> None:
         """Row i becomes what row indices[i] was; rows may repeat or vanish. Tables are forked, nothing is copied."""
         indices = list(indices)
-        with self.pool.lock:
+        with self.pool.changing() as manager:
             old = self.sequences
-            self.sequences = [self.pool.manager.fork(old[index]) for index in indices]
+            chosen = [old[index] for index in indices]
+            self.sequences = [manager.fork(sequence) for sequence in chosen]
             for sequence in old:
-                self.pool.manager.free(sequence)
+                manager.free(sequence)
         self.kept = None if self.kept is None else self.kept[indices]
         self.steps = []
 
     def fork(self) -> Rows:
         """Other rows over the same blocks."""
         child = Rows(self.pool)
-        with self.pool.lock:
-            child.sequences = [self.pool.manager.fork(sequence) for sequence in self.sequences]
+        with self.pool.changing() as manager:
+            child.sequences = [manager.fork(sequence) for sequence in self.sequences]
         child.length, child.kept, child.seen = self.length, self.kept, dict(self.seen)
         return child
 
+    def abandon(self) -> None:
+        """The cache of these rows is gone."""
+        self.pool.abandon(self.sequences + self._held)
+
     def free(self) -> None:
         """Give all blocks back; the rows are empty and usable afterwards."""
-        with self.pool.lock:
-            for sequence in self.sequences:
-                self.pool.manager.free(sequence)
-            self.sequences = []
+        with self.pool.changing() as manager:
+            for sequence in self.sequences + self._held:
+                manager.free(sequence)
+            self.sequences, self._held = [], []
         self.length, self.kept, self.plan, self.steps, self.seen = 0, None, None, [], {}
 
     def _begin(self, batch: int, query_length: int) -> None:
+        self._let_go()
         plan, self.plan = self.plan, None
+        if not self.length:
+            self.free()  # rows without a token bind nobody to their number
         kept = plan.kept if plan and plan.kept is not None and plan.kept.shape == (batch, query_length) else None
         if self.sequences and batch != self.batch:
             raise CacheMismatchError(
@@ -143,13 +165,13 @@ class Rows:
         """Rows that store their tokens grow; a row that equals an earlier one becomes its fork."""
         counts = [query_length] * len(same_as) if kept is None else kept.sum(axis=1).tolist()
         owns = [row == first for row, first in enumerate(same_as)]
-        with self.pool.lock:
-            manager = self.pool.manager
+        with self.pool.changing() as manager:
             if not self.sequences:
                 self.sequences = [manager.create() for own in owns if own]
             self.copies = manager.grow(
                 list(zip(self.sequences, (c for c, own in zip(counts, owns, strict=False) if own), strict=True))
             )
+            self._hold(manager)
             if not all(owns):
                 stored = dict(zip((row for row, own in enumerate(owns) if own), self.sequences, strict=True))
                 self.sequences = [
@@ -157,6 +179,18 @@ class Rows:
                 ]
         tables = list(zip(*(sequence.tables for sequence in self.sequences), strict=True))
         self.steps = [build_step(group, self.pool.block_size, query_length, kept, owns) for group in tables]
+
+    def _hold(self, manager: BlockManager) -> None:
+        """Another thread must not get a block while layers of ours have yet to copy it."""
+        if any(self.copies):
+            self._held = [manager.hold(self.copies)]
+            self.uncopied = {layer for group in self.pool.groups for layer in group.layers}
+
+    def _let_go(self) -> None:
+        held, self._held = self._held, []
+        if held:
+            with self.pool.changing() as manager:
+                manager.free(held[0])
 
     def _remember(self, batch: int, query_length: int, kept: Bools | None) -> None:
         self.past_length, self.length = self.length, self.length + query_length
@@ -170,10 +204,10 @@ class Rows:
             self.late_padding = bool(behind_a_token.any())
 
     def _cut(self, length: int) -> None:
-        with self.pool.lock:
+        with self.pool.changing() as manager:
             for row, sequence in enumerate(self.sequences):
                 stored = length if self.kept is None else int(self.kept[row, :length].sum())
-                self.pool.manager.trim(sequence, stored)
+                manager.trim(sequence, stored)
         self.length = length
         self.kept = None if self.kept is None else self.kept[:, :length]
         self.steps = []

@@ -98,7 +98,7 @@ def _starts(
     num_rows: int, query_length: int, lengths: Many[int], kept: npt.NDArray[np.bool_] | None
 ) -> tuple[npt.NDArray[np.int32], bool]:
     rows = np.arange(num_rows, dtype=np.int32) * query_length
-    if kept is None:
+    if kept is None or query_length == 0:
         return rows, True
     first = kept.argmax(axis=1)
     last = query_length - kept[:, ::-1].argmax(axis=1)

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
+import torch
 from torch import Tensor
 
 from hfpaged.errors import CacheMismatchError
 from hfpaged.rows import Bools, Rows, StepPlan
 
 
-def plan_step(rows: Rows, attention_mask: Tensor | None, input_ids: Tensor | None) -> StepPlan | None:
-    """`attention_mask` [batch, past + query_length] with 0 for padding, `input_ids` [batch, query_length].
+def plan_step(rows: Rows, inputs: Mapping[str, Any]) -> StepPlan | None:
+    """From the arguments of a forward: `attention_mask` [batch, past + query_length] with 0 for padding, `input_ids`
+    [batch, query_length], and all else that may tell rows apart.
 
-    None when the inputs do not tell. Raises CacheMismatchError when positions are asked for that were not stored.
+    None when they do not tell. Raises CacheMismatchError when positions are asked for that were not stored.
     """
-    kept = _kept(rows, attention_mask)
-    if input_ids is None or rows.length:
+    kept = _kept(rows, inputs.get("attention_mask"))
+    ids = inputs.get("input_ids")
+    if ids is None or rows.length or (kept is not None and kept.shape != ids.shape):
         return None if kept is None else StepPlan(kept, list(range(len(kept))))
-    ids = input_ids.cpu().numpy()
-    if kept is not None and kept.shape != ids.shape:
-        return None
-    return StepPlan(kept, _first_equal_rows(ids, kept))
+    return StepPlan(kept, _first_equal_rows(inputs, kept))
 
 
 def _kept(rows: Rows, attention_mask: Tensor | None) -> Bools | None:
@@ -52,8 +55,24 @@ def _check_past(rows: Rows, mask: Bools) -> None:
         )
 
 
-def _first_equal_rows(ids: np.ndarray, kept: Bools | None) -> list[int]:
-    """For each row the first one with the same tokens at the same positions."""
+def _first_equal_rows(inputs: Mapping[str, Any], kept: Bools | None) -> list[int]:
+    """For each row the first one that is given the very same: tokens, padding, and every other input."""
+    batch = len(inputs["input_ids"])
+    told_apart = [] if kept is None else [torch.from_numpy(kept)]
+    for name, given in inputs.items():
+        if isinstance(given, Tensor) and given.ndim and len(given) == batch and name != "attention_mask":
+            told_apart.append(given)
+        elif not _is_same_for_all(name, given):
+            return list(range(batch))  # pictures, say, that belong to rows in a way that is not known here
     first: dict[bytes, int] = {}
-    keys = [row.tobytes() + (b"" if kept is None else kept[index].tobytes()) for index, row in enumerate(ids)]
-    return [first.setdefault(key, index) for index, key in enumerate(keys)]
+    return [first.setdefault(b"".join(_bytes(given[row]) for given in told_apart), row) for row in range(batch)]
+
+
+def _is_same_for_all(name: str, given: object) -> bool:
+    if isinstance(given, Tensor):
+        return name == "attention_mask" or given.ndim == 0 or (name == "position_ids" and len(given) == 1)
+    return name in ("cache", "past_key_values") or given is None or isinstance(given, (bool, int, float, str))
+
+
+def _bytes(given: Tensor) -> bytes:
+    return given.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes() if given.ndim else str(given).encode()
