@@ -53,7 +53,7 @@ def _why_dense(
         return "a mask that is not causal with padding"
     if dropout or kwargs.get("position_bias") is not None or kwargs.get("is_causal") is False:
         return "dropout, a position bias or attention that is not causal"
-    if kwargs.get("output_attentions"):
+    if kwargs.get("output_attentions") or compat.collects_attentions():
         return "output_attentions"
     if query.requires_grad:
         return "gradients"

@@ -19,6 +19,7 @@ from transformers.masking_utils import (
     causal_mask_function,
 )
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.utils import output_capturing
 
 ATTENTION_NAME = "hfpaged"
 
@@ -95,6 +96,14 @@ def own_attention_function(name: str, module: nn.Module) -> Callable[..., Any]:
     from transformers.models.llama.modeling_llama import eager_attention_forward
 
     return eager_attention_forward
+
+
+def collects_attentions() -> bool:
+    """Whether the forward under way wants attention weights. Hooks on the layers collect them; some models tell
+    only those, not the attention function.
+    """
+    collected = output_capturing._active_collector.get()
+    return collected is not None and any(key.endswith("attentions") for key in collected)
 
 
 def mask_window(mask_function: Callable[..., Any]) -> tuple[bool, int | None]:
