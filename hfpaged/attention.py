@@ -76,6 +76,8 @@ def _paged(
         return _first_prefill(module, step, query, scale)
     flat = query.transpose(1, 2).reshape(-1, num_heads, dim)
     meta, store = step.step, step.store
+    if flat.device.type != "cpu":  # kernels for GPUs want one dtype; those for CPUs widen as they read
+        flat = flat.to(store.key.dtype)
     options: dict[str, Any] = {"scale": scale, "window": window, "softcap": softcap, "sinks": sinks}
     if meta.is_decode:
         out = kernels.decode(flat, store.key, store.value, meta.block_tables, meta.context_lengths, **options)
@@ -84,7 +86,7 @@ def _paged(
             flat, store.key, store.value, meta.block_tables, meta.context_lengths, meta.query_starts,
             meta.query_lengths, **options,
         )  # fmt: skip
-    return out.view(batch, length, num_heads, -1)
+    return out.to(query.dtype).view(batch, length, num_heads, -1)
 
 
 def _first_prefill(module: nn.Module, step: LayerStep, query: Tensor, scale: float) -> Tensor:

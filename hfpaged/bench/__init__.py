@@ -43,7 +43,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", choices=DTYPES, default="float32", help="default: float32")
     parser.add_argument("--device", default="cpu", help="where torch runs the model (default: cpu)")
     parser.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: as torch chooses)")
-    parser.add_argument("--repeats", type=int, default=3, metavar="N", help="runs of each side (default: 3)")
+    parser.add_argument("--repeats", type=int, metavar="N", help="runs of each side (default: 3, with --quick 1)")
     parser.add_argument("--only", metavar="ROW,...", help="measure these rows alone")
     parser.add_argument("--quick", action="store_true", help="small sizes, to see that it runs; nothing is judged")
     parser.add_argument("--strict", action="store_true", help="exit with 3 when a target is missed")

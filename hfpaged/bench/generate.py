@@ -23,6 +23,7 @@ from hfpaged.bench.result import Outcome, exit_code
 from hfpaged.bench.setting import Setting
 from hfpaged.errors import InvalidConfigError
 
+REPEATS = 3
 WIDTH = 150  # of the table where stdout is no terminal
 
 
@@ -32,7 +33,8 @@ def run(args: argparse.Namespace) -> int:
     _check(args)
     with _threads(args.threads), _quiet_transformers():
         model, tokenizer = setting.load(args.model, args.dtype, args.device)
-        subject = Setting(model, tokenizer, args.repeats, args.quick)
+        repeats = args.repeats or (1 if args.quick else REPEATS)
+        subject = Setting(model, tokenizer, repeats, args.quick)
         outcomes = measure(subject, rows)
         header = subject.header()
     code = exit_code(outcomes, args.strict)
