@@ -110,7 +110,8 @@ def _dense(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **kwargs: Any
 ) -> tuple[Tensor, Tensor | None]:
     """The model's own attention, with the mask that it would have had."""
-    name = origin(module.config) if hasattr(module, "config") else "sdpa"
+    beyond_sdpa = kwargs.get("softcap") is not None or kwargs.get("s_aux") is not None
+    name = origin(module.config, beyond_sdpa=beyond_sdpa) if hasattr(module, "config") else "sdpa"
     key, value = (t.dense() if isinstance(t, LazyKV) else t for t in (key, value))
     mask = mask.for_attention(name) if isinstance(mask, LazyMask) else mask
     if kwargs["scaling"] is None:  # not given: the function's own default holds

@@ -21,17 +21,19 @@ class _Entry:
 _origins: dict[int, _Entry] = {}  # by identity: configs are not hashable
 
 
-def origin(config: Any) -> str:
+def origin(config: Any, *, beyond_sdpa: bool = False) -> str:
     """The implementation that `config` had before it was patched; of an unpatched one, the one that it has.
 
-    A copy of a patched model was never patched itself: it gets sdpa, which every model that can be patched has
-    or replaces by its own eager function.
+    A copy of a patched config was never patched itself. It gets sdpa, or the model's eager function where attention
+    has parts that sdpa leaves out (`beyond_sdpa`: a soft cap, sinks).
     """
     name = compat.attention_of(config)
     if name != compat.ATTENTION_NAME:
         return name
     entry = _find(config)
-    return "sdpa" if entry is None else entry.name
+    if entry is not None:
+        return entry.name
+    return "eager" if beyond_sdpa else "sdpa"
 
 
 def remember(config: Any) -> None:
