@@ -12,8 +12,8 @@ from hfpaged.block_table import BlockCopy
 from hfpaged.errors import CacheMismatchError
 from hfpaged.kv_format import KVFormat
 
-# A growing pool gets a quarter more than it needs now, so that it is not copied at every step.
-GROWTH = 1.25
+# A growing pool gets an eighth more than it needs now, so that it is not copied at every step.
+GROWTH = 1.125
 
 
 class LayerStore:
