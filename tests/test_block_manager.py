@@ -177,6 +177,46 @@ def test_a_block_counts_as_full_as_its_longest_holder_fills_it():
     assert manager.num_tokens == 2
 
 
+def test_sources_that_are_held_are_not_handed_out_until_the_holder_is_freed():
+    manager = manager_of(num_blocks=8, num_groups=2)
+    parent = sequence_of(manager, 6)
+    child = manager.fork(parent)
+    copies = manager.grow([(child, 1)])
+    holder = manager.hold(copies)
+    sources = [copy.source for group in copies for copy in group]
+    manager.free(parent)
+    manager.check_integrity()
+    assert [manager.pool.refcount(source) for source in sources] == [1, 1]
+    assert manager.pool.num_free == 2
+    assert not set(manager.pool.allocate(2)) & set(sources)
+    manager.free(holder)
+    assert manager.pool.num_free == 2
+    assert set(manager.pool.allocate(2)) == set(sources)
+
+
+def test_a_source_of_several_copies_is_held_once_for_each():
+    manager = manager_of()
+    first = sequence_of(manager, 6)
+    last = first.tables[0].blocks[-1]
+    family = [first, manager.fork(first), manager.fork(first)]
+    holder = manager.hold(manager.grow([(sequence, 1) for sequence in family]))
+    assert manager.pool.refcount(last) == 3  # the last writer keeps it
+    manager.check_integrity()
+    manager.free(holder)
+    assert manager.pool.refcount(last) == 1
+    manager.check_integrity()
+
+
+def test_sources_that_are_held_hold_no_tokens():
+    manager = manager_of(num_groups=2)
+    parent = sequence_of(manager, 6)
+    child = manager.fork(parent)
+    manager.hold(manager.grow([(child, 1)]))
+    before = manager.num_tokens
+    manager.free(parent)
+    assert (before, manager.num_tokens) == (4 + 2 + 3, 4 + 3)
+
+
 @pytest.mark.parametrize("corrupt", ["length", "block", "release"])
 def test_books_that_do_not_agree_with_the_tables_are_found(corrupt):
     manager = manager_of()

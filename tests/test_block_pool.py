@@ -156,6 +156,14 @@ def test_corrupted_books_are_found(corrupt):
         pool.check_integrity(tables)
 
 
+@pytest.mark.parametrize("block", [-1, 1, 2, 4, 100])
+def test_a_table_with_a_block_that_was_never_handed_out_is_an_integrity_error(block):
+    pool = BlockPool(4)
+    pool.allocate(1)
+    with pytest.raises(IntegrityError, match=f"holds block {block}; only 1 were ever handed out"):
+        pool.check_integrity([[0], [block]])
+
+
 class PoolMachine(RuleBasedStateMachine):
     """The pool against a multiset of holders."""
 

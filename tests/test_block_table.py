@@ -184,3 +184,24 @@ def test_a_fork_that_cannot_even_copy_stays_as_it_was():
     assert child.blocks == table.blocks
     assert child.length == 6
     pool.check_integrity([table.blocks, child.blocks])
+
+
+@pytest.mark.parametrize("count", [7, 10])
+def test_a_fork_that_can_copy_but_not_grow_stays_as_it_was(count):
+    pool, table = table_of(2, num_blocks=3)
+    child = table.fork()
+    with pytest.raises(OutOfBlocksError, match=rf"{1 + (count + 1) // 4} more blocks are needed, 2 of the pool's 3"):
+        child.grow(count)  # a copy would fit, the new blocks do not
+    assert child.blocks == table.blocks
+    assert (child.length, pool.num_free) == (2, 2)
+    pool.check_integrity([table.blocks, child.blocks])
+
+
+def test_a_fork_that_copies_and_grows_at_once_has_its_blocks_in_order():
+    pool, table = table_of(6)
+    child = table.fork()
+    (copy,) = child.grow(7)
+    assert copy == BlockCopy(source=table.blocks[1], target=child.blocks[1])
+    assert child.blocks[0] == table.blocks[0]
+    assert len(set(child.blocks[1:]) - set(table.blocks)) == len(child.blocks) - 1 == 3
+    pool.check_integrity([table.blocks, child.blocks])

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 
 import pytest
 import torch
@@ -9,6 +11,7 @@ from hfpaged import kv_pool
 from hfpaged.errors import IntegrityError, InvalidConfigError, OutOfBlocksError
 from hfpaged.kv_format import FORMATS
 from hfpaged.kv_pool import CacheStats, KVPool, free_memory
+from hfpaged.kv_storage import GROWTH
 from hfpaged.layer_groups import LayerGroup, group_layers
 
 HEADS, DIM, BLOCK_SIZE = 2, 8, 4
@@ -20,13 +23,27 @@ def pool_of(num_layers=2, groups=None, block_size=BLOCK_SIZE, **size):
     return KVPool(groups, block_size=block_size, kv_format=FORMATS["auto"], **size)
 
 
+def arrive(pool, layer, heads=HEADS, dim=DIM):
+    """The first key of a layer comes."""
+    (place,) = (group.layers.index(layer) for group in pool.groups if layer in group.layers)
+    store = pool.storage.store(place, *(torch.zeros(1, heads, 1, dim) for _ in range(2)))
+    pool.settle_size(layer, store)
+    return store
+
+
 def with_stores(pool):
-    """The pool as it is after one step: a store for each place, room for all blocks that are out."""
-    for place in range(max(len(group.layers) for group in pool.groups)):
-        store = pool.storage.store(place, *(torch.zeros(1, HEADS, 1, DIM) for _ in range(2)))
-        pool.settle_size(store)
-        store.reserve(pool.blocks.high_water, pool.num_blocks)
+    """The pool as it is after one step: all layers have come, room for all blocks that are out."""
+    for layer in sorted(layer for group in pool.groups for layer in group.layers):
+        arrive(pool, layer).reserve(pool.blocks.high_water, pool.num_blocks)
     return pool
+
+
+def grown(pool, length):
+    """A sequence of this length."""
+    with pool.changing() as manager:
+        sequence = manager.create()
+        manager.grow([(sequence, length)])
+    return sequence
 
 
 TWO_GROUPS = (LayerGroup(None, (0, 1, 2)), LayerGroup(64, (3, 4)))
@@ -57,7 +74,7 @@ def test_a_block_costs_as_much_as_the_layers_of_the_largest_group():
     assert pool.num_blocks == 5
     pool.manager.grow([(pool.manager.create(), 8)])
     assert pool.num_free == 1
-    assert with_stores(pool).stats().bytes_reserved == 5 * 3 * LAYER_BLOCK
+    assert with_stores(pool).stats().bytes_reserved == min(5, int(4 * GROWTH)) * 3 * LAYER_BLOCK
 
 
 def test_a_full_pool_takes_no_more_than_its_memory():
@@ -71,10 +88,46 @@ def test_a_full_pool_takes_no_more_than_its_memory():
         pool.manager.grow([(sequence, 1)])
 
 
-def test_the_size_is_settled_by_the_first_store_only():
+def test_layers_that_have_not_come_yet_count_like_the_one_that_comes():
+    pool = pool_of(3, memory=120 * LAYER_BLOCK)
+    counts = []
+    for layer, heads in enumerate((HEADS, 4 * HEADS, 5 * HEADS)):
+        arrive(pool, layer, heads)
+        counts.append(pool.num_blocks)
+    assert counts == [120 // 3, 120 // (1 + 4 + 4), 120 // (1 + 4 + 5)]
+
+
+@pytest.mark.parametrize("heads", [(2, 8), (8, 2)])
+def test_memory_is_the_most_a_pool_takes_when_layers_differ(heads):
+    pool = pool_of(memory=100_000)
+    stores = [arrive(pool, layer, heads=count) for layer, count in enumerate(heads)]
+    for store in stores:
+        store.reserve(pool.num_blocks, pool.num_blocks)
+    stats = pool.stats()
+    assert stats.bytes_reserved <= 100_000 < stats.bytes_reserved + pool.storage.block_bytes
+
+
+def test_groups_of_other_shapes_have_stores_of_their_own_that_count():
+    pool = pool_of(groups=(LayerGroup(None, (0,)), LayerGroup(64, (1,))), memory=100 * LAYER_BLOCK)
+    arrive(pool, 0)
+    assert pool.num_blocks == 100
+    arrive(pool, 1, dim=4 * DIM)
+    assert pool.num_blocks == 20
+
+
+def test_a_layer_that_comes_again_changes_nothing():
     pool = with_stores(pool_of(memory=10 * 2 * LAYER_BLOCK))
-    pool.settle_size(pool.storage.store(1, *(torch.zeros(1, HEADS, 1, 64) for _ in range(2))))
+    arrive(pool, 0)
     assert pool.num_blocks == 10
+
+
+def test_a_pool_never_gets_smaller_than_what_is_out():
+    pool = pool_of(memory=10 * 2 * LAYER_BLOCK)
+    arrive(pool, 0)
+    grown(pool, 9 * BLOCK_SIZE)
+    arrive(pool, 1, heads=3 * HEADS)  # 5 blocks would fit now
+    assert (pool.num_blocks, pool.num_free) == (9, 0)
+    pool.check_integrity()
 
 
 def test_a_pool_without_a_size_takes_half_of_the_memory_that_is_free(monkeypatch):
@@ -144,7 +197,7 @@ def test_stats_say_what_blocks_and_bytes_the_tokens_take():
     assert stats.tokens == 13
     assert stats.waste_ratio == pytest.approx(3 / 16)
     assert stats.bytes_live == 13 * 2 * LAYER_BLOCK // BLOCK_SIZE
-    assert stats.bytes_reserved == 5 * 2 * LAYER_BLOCK  # 4 blocks, and a quarter more in advance
+    assert stats.bytes_reserved == int(4 * GROWTH) * 2 * LAYER_BLOCK
 
 
 def test_shared_blocks_and_their_tokens_count_once():
@@ -168,7 +221,7 @@ def test_with_two_groups_a_token_counts_once_and_takes_bytes_in_both():
     stats = with_stores(pool).stats()
     assert (stats.blocks_used, stats.tokens) == (4, 6)
     assert stats.waste_ratio == pytest.approx(2 / 8)
-    assert stats.bytes_live == 6 * 2 * 3 * LAYER_BLOCK // BLOCK_SIZE
+    assert stats.bytes_live == 6 * (3 + 2) * LAYER_BLOCK // BLOCK_SIZE
 
 
 def test_a_full_block_wastes_nothing():
@@ -195,14 +248,86 @@ def test_integrity_is_checked_over_all_sequences_of_the_pool():
         pool.check_integrity()
 
 
+def test_bytes_live_are_those_of_every_layer_that_a_token_fills():
+    pool = pool_of(groups=(LayerGroup(None, (0,)), LayerGroup(64, (1,))), num_blocks=100)
+    arrive(pool, 0, dim=8)
+    arrive(pool, 1, dim=32)  # another shape, so that the two groups share no store
+    grown(pool, 4)
+    assert pool.stats().bytes_live == 4 * 2 * HEADS * 4 * (8 + 32)
+
+
 def test_numbers_are_read_while_nobody_changes_sequences():
     pool = pool_of(num_blocks=4)
     got = []
     reader = threading.Thread(target=lambda: got.append(pool.stats()))
-    with pool.lock:
+    with pool.changing() as manager:
         reader.start()
         reader.join(timeout=0.1)
         assert not got
-        pool.manager.grow([(pool.manager.create(), 5)])
+        manager.grow([(manager.create(), 5)])
     reader.join(timeout=10)
     assert got[0].blocks_used == 2
+
+
+def test_a_change_that_fails_lets_the_next_one_in():
+    pool = pool_of(num_blocks=4)
+    with pytest.raises(OutOfBlocksError), pool.changing() as manager:
+        manager.grow([(manager.create(), 100)])
+    grown(pool, 5)
+    assert pool.num_free == 2
+
+
+def test_abandoned_sequences_are_free_at_once():
+    pool = pool_of(num_blocks=4)
+    sequences = [grown(pool, 5), grown(pool, 3)]
+    pool.abandon(sequences)
+    assert pool.blocks.num_free == 4
+    pool.check_integrity()
+
+
+def test_sequences_abandoned_in_the_middle_of_a_change_come_back_after_it():
+    pool = pool_of(num_blocks=4)
+    sequences = [grown(pool, 5), grown(pool, 3)]
+    with pool.changing() as manager:
+        pool.abandon(sequences)  # does not wait for the lock, which this very thread holds
+        assert pool.num_free == 1
+        manager.grow([(manager.create(), 1)])
+    assert pool.num_free == 3
+    pool.check_integrity()
+
+
+def test_sequences_abandoned_in_the_middle_of_a_change_are_free_for_the_next_one():
+    pool = pool_of(num_blocks=4)
+    sequence = grown(pool, 13)
+    with pool.changing():
+        pool.abandon([sequence])
+    with pool.changing() as manager:
+        manager.grow([(manager.create(), 16)])
+    assert pool.num_free == 0
+    pool.check_integrity()
+
+
+def test_a_cache_that_the_garbage_collector_drops_in_the_middle_of_a_change_gives_its_blocks_back():
+    pool = pool_of(num_blocks=4)
+
+    class Cache:
+        pass
+
+    cache = Cache()
+    cache.itself = cache  # so that only the collector frees it
+    weakref.finalize(cache, pool.abandon, [grown(pool, 9)])
+    del cache
+    with pool.changing():
+        gc.collect()
+        assert pool.num_free == 1
+    assert pool.num_free == 4
+
+
+def test_a_dropped_cache_gives_its_blocks_back_whichever_thread_drops_it():
+    pool = pool_of(num_blocks=4)
+    thread = threading.Thread(target=pool.abandon, args=([grown(pool, 9)],))
+    with pool.changing():
+        thread.start()
+        thread.join(timeout=10)
+        assert not thread.is_alive()
+    assert pool.num_free == 4

@@ -8,7 +8,7 @@ import torch
 from hfpaged.block_table import BlockCopy
 from hfpaged.errors import CacheMismatchError
 from hfpaged.kv_format import FORMATS
-from hfpaged.kv_storage import KVStorage, LayerStore, check_signature
+from hfpaged.kv_storage import GROWTH, KVStorage, LayerStore, check_signature
 
 HEADS, KEY_DIM, VALUE_DIM, BLOCK_SIZE = 2, 8, 4, 4
 
@@ -54,10 +54,10 @@ def test_a_new_store_takes_no_memory_and_knows_the_bytes_of_a_block():
 
 
 @pytest.mark.parametrize("needed", [1, 3, 8, 80])
-def test_reserving_holds_at_least_what_is_needed_and_a_quarter_more_at_most(needed):
+def test_reserving_holds_what_is_needed_and_a_little_more_in_advance(needed):
     store = store_of()
     store.reserve(needed, limit=1000)
-    assert needed <= len(store.key) <= needed * 1.25
+    assert needed <= len(store.key) <= needed * GROWTH
     assert len(store.value) == len(store.key)
     assert store.nbytes == len(store.key) * store.block_bytes
     if needed >= 8:
@@ -66,18 +66,18 @@ def test_reserving_holds_at_least_what_is_needed_and_a_quarter_more_at_most(need
 
 def test_reserving_stops_at_the_limit_of_the_pool():
     store = store_of()
-    store.reserve(9, limit=10)
-    assert len(store.key) == 10
-    store.reserve(10, limit=10)
-    assert len(store.key) == 10
+    store.reserve(98, limit=100)
+    assert len(store.key) == 100
+    store.reserve(100, limit=100)
+    assert len(store.key) == 100
 
 
 def test_reserving_less_than_there_is_changes_nothing():
     store = store_of()
-    store.reserve(8, limit=100)
+    store.reserve(16, limit=100)
     key, value = store.key, store.value
     store.reserve(5, limit=100)
-    store.reserve(10, limit=100)
+    store.reserve(int(16 * GROWTH), limit=100)
     assert store.key is key
     assert store.value is value
 
@@ -180,6 +180,27 @@ def test_growing_waits_while_somebody_writes():
     assert (store.key[1, :, 2] == 42).all()
 
 
+def test_a_store_that_waited_while_another_thread_grew_it_further_stays_as_large():
+    store, errors = store_of(), []
+
+    def reserve_few():
+        try:
+            store.reserve(10, limit=1000)
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=reserve_few)
+    with store._lock:
+        thread.start()
+        thread.join(timeout=0.2)  # it has seen that there are 0 blocks, and waits
+        assert thread.is_alive()
+        store.key = store.key.new_empty(125, *store.key.shape[1:])  # what reserve(100) does in another thread
+        store.value = store.value.new_empty(125, *store.value.shape[1:])
+    thread.join(timeout=10)
+    assert not errors
+    assert (len(store.key), len(store.value)) == (125, 125)
+
+
 @pytest.mark.parametrize("made_in", [True, False])
 def test_a_store_made_in_inference_mode_is_writable_outside_and_the_other_way_round(made_in):
     with torch.inference_mode(made_in):
@@ -239,8 +260,9 @@ def test_a_layer_on_another_device_has_a_store_there():
 
 def test_the_storage_says_the_bytes_of_all_its_tensors():
     storage = KVStorage(BLOCK_SIZE, FORMATS["auto"])
-    assert storage.nbytes == storage.block_bytes == 0
+    assert storage.nbytes == storage.block_bytes == storage.num_stores == 0
     first, second = storage.store(0, *states()), storage.store(1, *states(heads=5))
+    assert storage.num_stores == 2
     first.reserve(3, limit=3)
     second.reserve(2, limit=2)
     assert storage.nbytes == 3 * first.block_bytes + 2 * second.block_bytes

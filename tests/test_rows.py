@@ -4,17 +4,19 @@ import hfpaged_kernels as kernels
 import numpy as np
 import pytest
 import torch
+import transformers
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from hfpaged import compat
 from hfpaged.block_table import BlockCopy
+from hfpaged.cache import PagedCache
 from hfpaged.errors import CacheMismatchError, OutOfBlocksError
 from hfpaged.kv_format import FORMATS
 from hfpaged.kv_pool import KVPool
 from hfpaged.layer_groups import LayerGroup
 from hfpaged.rows import Rows, StepPlan
-from hfpaged.step_plan import plan_step
 
 HEADS, KEY_DIM, VALUE_DIM = 2, 4, 3
 ONE_GROUP = (LayerGroup(None, (0, 1)),)
@@ -73,6 +75,7 @@ class Driver:
         copies = self.rows.copies[self.home[layer][0]]
         if copies:
             store.copy_blocks(copies)
+        self.rows.copies_made(layer)
 
     def step(self, batch, length, kept=None, same_as=None):
         """One whole forward."""
@@ -88,20 +91,19 @@ class Driver:
         self.plan(batch, kept)
         for layer in self.layers[:num_layers]:
             self.run_layer(layer, states)
-        for layer in self.layers[num_layers:]:
+        for layer in list(self.rows.uncopied):
             self.make_copies(layer, self.pool.storage.store(self.home[layer][1], *states[layer]))
         self.rows.rollback()
 
     def plan(self, batch, kept, same_as=None):
         if kept is not None or same_as is not None:
-            self.rows.plan = StepPlan(
-                None if kept is None else np.array(kept, dtype=bool), same_as or list(range(batch))
-            )
+            kept = None if kept is None else np.array(kept, dtype=bool)
+            self.rows.expect(StepPlan(kept, same_as or list(range(batch))))
 
     def remember(self, states, kept):
         batch, length = states[0][0].shape[0], states[0][0].shape[2]
         new = torch.ones(batch, length, dtype=torch.bool) if kept is None else torch.tensor(kept).bool()
-        if self.kept is None:
+        if not self.length:
             self.dense, self.kept = states, new
             return
         self.kept = torch.cat([self.kept, new], dim=1)
@@ -133,7 +135,7 @@ class Driver:
         """The blocks hold exactly what the dense twin holds, row by row, padding left out."""
         self.pool.check_integrity()
         assert self.rows.length == self.length
-        if self.kept is None:
+        if not self.length:
             assert all(sequence.length == 0 for sequence in self.rows.sequences)
             return
         assert self.rows.batch == len(self.kept)
@@ -156,6 +158,12 @@ class Driver:
 
 def driver_of(*args, **kwargs):
     return Driver(pool_of(*args, **kwargs))
+
+
+def tiny_llama():
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=50, **sizes)).eval()
 
 
 PADDING = {
@@ -230,7 +238,7 @@ def test_a_plan_is_for_one_step_only():
 
 def test_a_plan_for_another_shape_is_not_followed():
     driver = driver_of()
-    driver.rows.plan = StepPlan(np.array([[False, True, True]]), [0])
+    driver.rows.expect(StepPlan(np.array([[False, True, True]]), [0]))
     states = driver.new_states(2, 3)
     for layer in driver.layers:
         driver.run_layer(layer, states)
@@ -281,43 +289,11 @@ def test_rows_that_hold_tokens_already_are_never_taken_for_equal():
     driver = driver_of(groups=ONE_GROUP)
     driver.step(2, 3)
     states = driver.new_states(2, 2)
-    driver.rows.plan = StepPlan(None, [0, 0])
+    driver.rows.expect(StepPlan(None, [0, 0]))
     for layer in driver.layers:
         driver.run_layer(layer, states)
     driver.remember(states, None)
     driver.check()
-
-
-def test_inputs_say_which_rows_are_equal_and_what_is_padding():
-    rows = Rows(pool_of())
-    ids = torch.tensor([[7, 5, 6], [7, 5, 6], [7, 5, 6], [1, 2, 3]])
-    mask = torch.tensor([[1, 1, 1], [1, 1, 1], [0, 1, 1], [1, 1, 1]])
-    plan = plan_step(rows, mask, ids)
-    assert plan.same_as == [0, 0, 2, 3]
-    assert plan.kept.tolist() == mask.bool().tolist()
-    assert plan_step(rows, torch.ones(4, 3), ids) == StepPlan(None, [0, 0, 0, 3])
-    assert plan_step(rows, None, ids) == StepPlan(None, [0, 0, 0, 3])
-    assert plan_step(rows, torch.ones(4, 3), None) is None
-    assert plan_step(rows, None, None) is None
-
-
-def test_inputs_of_a_later_step_tell_of_the_new_positions_only():
-    driver = driver_of()
-    driver.step(2, 3, [[0, 1, 1], [1, 1, 1]])
-    same = torch.tensor([[9], [9]])
-    assert plan_step(driver.rows, torch.tensor([[0, 1, 1, 1], [1, 1, 1, 1]]), same) is None
-    plan = plan_step(driver.rows, torch.tensor([[0, 1, 1, 1], [1, 1, 1, 0]]), same)
-    assert plan.kept.tolist() == [[True], [False]]
-    assert plan.same_as == [0, 1]
-
-
-def test_positions_that_were_padding_cannot_be_asked_for_later():
-    driver = driver_of()
-    driver.step(2, 3, [[1, 1, 1], [1, 0, 1]])
-    with pytest.raises(CacheMismatchError, match="row 1, position 1 was padding"):
-        plan_step(driver.rows, torch.ones(2, 4), None)
-    with pytest.raises(CacheMismatchError, match="pass the attention_mask of all 3 positions"):
-        plan_step(driver.rows, None, torch.tensor([[1], [2]]))
 
 
 @pytest.mark.parametrize("count", [1, 4, 6])
@@ -383,6 +359,52 @@ def test_rollback_without_a_step_does_nothing():
     driver.check()
 
 
+def test_rollback_of_the_first_step_lets_another_batch_in():
+    driver = driver_of()
+    driver.broken_step(2, 7, num_layers=2, kept=[[0] * 3 + [1] * 4, [1] * 7])
+    driver.step(1, 7)
+    driver.check()
+
+
+def test_rollback_of_a_forward_that_broke_before_its_first_key_keeps_the_step_before():
+    driver = driver_of()
+    driver.step(2, 5)
+    driver.step(2, 1)
+    driver.rows.expect(None)
+    driver.rows.rollback()
+    driver.check()
+    with pytest.raises(CacheMismatchError):
+        driver.rows.join(0, 3, 1)
+    driver.rows.rollback()
+    driver.check()
+    driver.step(2, 1)
+    driver.check()
+
+
+def test_a_forward_with_a_bad_token_id_does_not_lose_the_step_before():
+    model = tiny_llama()
+    cache = PagedCache(model, num_blocks=64)
+    named = {compat.cache_argument(): cache}
+    with torch.no_grad():
+        model(torch.tensor([[1, 2, 3]]), **named)
+        model(torch.tensor([[4]]), **named)
+        with pytest.raises(IndexError):
+            model(torch.tensor([[9999]]), **named)
+        assert cache.get_seq_length() == 4
+        after = model(torch.tensor([[5]]), **named).logits
+        whole = model(torch.tensor([[1, 2, 3, 4, 5]])).logits
+    torch.testing.assert_close(after[:, -1], whole[:, -1], rtol=1e-4, atol=1e-4)
+
+
+def test_a_new_forward_ends_the_one_before_though_layers_are_missing():
+    driver = driver_of()
+    driver.step(2, 5)
+    driver.rows.join(0, 2, 1)
+    driver.rows.expect(None)
+    driver.rows.rollback()
+    assert driver.rows.length == 6
+
+
 @pytest.mark.parametrize("length", range(11))
 def test_truncate_keeps_the_first_positions_and_rows_go_on_from_there(length):
     driver = driver_of()
@@ -423,6 +445,17 @@ def test_truncating_shared_blocks_copies_before_it_overwrites():
     child.check()
 
 
+def test_rows_cut_to_nothing_take_another_batch_and_may_be_equal():
+    driver = driver_of(groups=ONE_GROUP)
+    driver.step(2, 6, [[0, 0, 1, 1, 1, 1], [1] * 6])
+    driver.truncate(0)
+    driver.check()
+    driver.step(3, 5, same_as=[0, 0, 0])
+    driver.check()
+    assert driver.rows.kept is None
+    assert driver.pool.blocks.num_used == 2
+
+
 @pytest.mark.parametrize("indices", [[1, 0, 2], [0, 0, 0], [2, 2, 1, 1, 0, 0], [1], [2, 0], [0, 1, 2], [-1, 0]])
 def test_select_makes_row_i_what_row_indices_i_was(indices):
     driver = driver_of()
@@ -444,6 +477,17 @@ def test_select_copies_nothing_and_gives_back_what_nobody_selected():
     driver.select([2])
     assert driver.pool.blocks.num_used == 2
     driver.check()
+
+
+@pytest.mark.parametrize("indices", [[0, 9], [9, 0], [0, 1, -3]])
+def test_a_select_of_a_row_that_is_not_there_leaks_no_blocks(indices):
+    driver = driver_of()
+    driver.step(2, 6)
+    with pytest.raises(IndexError):
+        driver.rows.select(indices)
+    driver.check()
+    driver.free()
+    assert driver.pool.num_free == driver.pool.num_blocks
 
 
 def test_beams_that_reorder_at_every_step_keep_their_histories():
@@ -470,6 +514,68 @@ def test_a_fork_shares_all_blocks_and_the_two_part_where_they_write():
         rows.check()
     child.free()
     driver.check()
+
+
+def test_a_copy_that_layers_have_still_to_make_finds_its_source_untouched():
+    driver = driver_of(groups=ONE_GROUP)
+    driver.step(1, 6)
+    child = driver.fork()
+    source = child.rows.sequences[0].tables[0].blocks[1]
+    states = driver.new_states(1, 1)
+    driver.run_layer(0, states)  # layer 1 has still to copy the block
+    child.free()  # in another thread, which goes on with a cache of its own
+    other = Driver(driver.pool)
+    other.step(1, 4)
+    assert source not in other.rows.sequences[0].tables[0].blocks
+    driver.run_layer(1, states)
+    driver.remember(states, None)
+    driver.check()
+    other.check()
+    assert driver.pool.blocks.refcount(source) == 0
+
+
+@pytest.mark.parametrize("groups", [ONE_GROUP, TWO_GROUPS], ids=["one group", "two groups"])
+def test_sources_of_copies_are_held_until_the_last_layer_of_all_groups_has_copied(groups):
+    driver = driver_of(groups=groups)
+    driver.step(1, 6)
+    child = driver.fork()
+    sources = [table.blocks[1] for table in driver.rows.sequences[0].tables]
+    states = child.new_states(1, 1)
+    counts = []
+    for layer in child.layers:
+        child.run_layer(layer, states)
+        counts.append([driver.pool.blocks.refcount(source) for source in sources])
+    assert counts == [[2] * len(groups)] * (len(child.layers) - 1) + [[1] * len(groups)]
+    child.remember(states, None)
+    child.check()
+
+
+@pytest.mark.parametrize("goes_on", ["step", "free"])
+def test_sources_of_copies_that_a_layer_never_made_come_back_with_the_next_step_or_when_freed(goes_on):
+    driver = driver_of()
+    driver.step(1, 6)
+    child = driver.fork()
+    child.rows.join(0, 1, 1)
+    driver.free()
+    assert driver.pool.blocks.num_used == 6  # 4 of the child and the 2 sources
+    if goes_on == "free":
+        child.free()
+        assert driver.pool.blocks.num_used == 0
+    else:
+        child.rows.join(0, 1, 1)
+        assert driver.pool.blocks.num_used == 4
+    driver.pool.check_integrity()
+
+
+def test_abandoned_rows_give_back_their_blocks_and_the_sources_of_their_copies():
+    driver = driver_of()
+    driver.step(1, 6)
+    child = driver.fork()
+    child.rows.join(0, 1, 1)
+    driver.free()
+    child.rows.abandon()
+    assert driver.pool.num_free == driver.pool.num_blocks
+    driver.pool.check_integrity()
 
 
 def test_a_fork_outlives_its_parent():
@@ -576,7 +682,7 @@ class RowsMachine(RuleBasedStateMachine):
         return drivers[data.draw(st.integers(0, len(drivers) - 1))] if drivers else None
 
     def some_batch(self, data, driver):
-        return driver.rows.batch or data.draw(st.integers(1, 4))
+        return driver.rows.batch if driver.length else data.draw(st.integers(1, 4))
 
     def some_padding(self, data, batch, length):
         kind = data.draw(st.sampled_from(["none", "left", "any"]))
@@ -596,7 +702,7 @@ class RowsMachine(RuleBasedStateMachine):
         batch = self.some_batch(data, driver)
         kept = self.some_padding(data, batch, length)
         same_as = None
-        if not driver.rows.batch:
+        if not driver.length:
             firsts = data.draw(st.lists(st.integers(0, batch - 1), min_size=batch, max_size=batch))
             same_as = [firsts.index(first) for first in firsts]
             kept = None if kept is None else [kept[first] for first in same_as]
@@ -637,6 +743,12 @@ class RowsMachine(RuleBasedStateMachine):
             driver.broken_step(batch, length, num_layers, kept)
         except OutOfBlocksError:
             driver.forget()
+
+    @rule(data=st.data())
+    def break_before_the_first_key(self, data):
+        driver = self.some_driver(data)
+        driver.rows.expect(None)
+        driver.rows.rollback()
 
     @rule(data=st.data())
     def select(self, data):
