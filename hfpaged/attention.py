@@ -71,7 +71,7 @@ def _paged(
 ) -> Tensor:
     batch, num_heads, length, dim = query.shape
     scale = dim**-0.5 if scaling is None else scaling
-    softcap, sinks = kwargs.get("softcap"), kwargs.get("s_aux")
+    softcap, sinks = _heeded(module, kwargs.get("softcap"), kwargs.get("s_aux"))
     if step.step.is_first and softcap is None and sinks is None and (window is None or length <= window):
         return _first_prefill(module, step, query, scale)
     flat = query.transpose(1, 2).reshape(-1, num_heads, dim)
@@ -87,6 +87,13 @@ def _paged(
             meta.query_lengths, **options,
         )  # fmt: skip
     return out.to(query.dtype).view(batch, length, num_heads, -1)
+
+
+def _heeded(module: nn.Module, softcap: float | None, sinks: Tensor | None) -> tuple[float | None, Tensor | None]:
+    """Soft cap and sinks as far as the model's own implementation heeds them: the tokens shall be the same."""
+    if (softcap is None and sinks is None) or origin(module.config) != "sdpa":
+        return softcap, sinks
+    return (softcap if compat.sdpa_knows_softcap() else None), None
 
 
 def _first_prefill(module: nn.Module, step: LayerStep, query: Tensor, scale: float) -> Tensor:

@@ -38,6 +38,12 @@ def positive_crop_is_length() -> bool:
     return Version(transformers.__version__) < Version("5.18")
 
 
+@functools.cache
+def sdpa_knows_softcap() -> bool:
+    """Whether transformers' sdpa refuses a soft cap, or (5.17) ignores it in silence."""
+    return "softcap" in inspect.getsource(ALL_ATTENTION_FUNCTIONS["sdpa"])
+
+
 def default_layers(config: PreTrainedConfig) -> list[Any]:
     """The layers of transformers' own cache for this model, in order."""
     return list(DynamicCache(config=config).layers)

@@ -8,7 +8,7 @@ from typing import Any
 
 import hfpaged_kernels
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from hfpaged import demo_model
 
@@ -60,7 +60,7 @@ class Setting:
 
 def load(name: str | None, dtype: str, device: str) -> demo_model.Loaded | tuple[PreTrainedModel, None]:
     """The model in eval mode, and its tokenizer where it has one. Raises DemoModelError."""
-    if name is None or _has_tokenizer(name):
+    if name is None or not _lacks_tokenizer(name):
         return demo_model.load(name, dtype, device)
     try:
         return AutoModelForCausalLM.from_pretrained(name, dtype=dtype).to(device).eval(), None
@@ -72,12 +72,17 @@ def load(name: str | None, dtype: str, device: str) -> demo_model.Loaded | tuple
         ) from error
 
 
-def _has_tokenizer(name: str) -> bool:
+def _lacks_tokenizer(name: str) -> bool:
+    """Whether there is a model of that name, without a tokenizer."""
+    try:
+        AutoConfig.from_pretrained(name)
+    except (OSError, ValueError):
+        return False
     try:
         AutoTokenizer.from_pretrained(name)
     except (OSError, ValueError):
-        return False
-    return True
+        return True
+    return False
 
 
 def _device_name(device: torch.device) -> str:
