@@ -116,7 +116,7 @@ class PagedCache(DynamicCache):
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
         """Store keys and values [batch, num_kv_heads, length, dim] of one layer; returns lazy views of all visible
-        ones. Raises AutogradError, CacheMismatchError, OutOfBlocksError (all blocks of this cache come back).
+        ones. Raises CacheMismatchError, OutOfBlocksError (all blocks of this cache come back).
         """
         if layer_idx >= len(self.layers):
             raise CacheMismatchError(

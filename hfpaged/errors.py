@@ -32,7 +32,7 @@ class UnsupportedModelError(HfpagedError, ValueError):
 
 
 class AutogradError(HfpagedError, RuntimeError):
-    """Keys or values that need gradients: writing them into a pool would cut the graph in silence."""
+    """A gradient for keys of an earlier forward, which lie in the pool without their graph."""
 
 
 class IntegrityError(HfpagedError, AssertionError):

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin
 
-from hfpaged.errors import AutogradError, CacheMismatchError
+from hfpaged.errors import CacheMismatchError
+from hfpaged.graph import with_graph
 from hfpaged.handle import LazyKV
 from hfpaged.kv_storage import LayerStore, check_signature
 from hfpaged.layer_groups import LayerGroup
@@ -28,13 +29,15 @@ class LayerStep:
         self.rows, self.step, self.store = rows, step, store
         self.key, self.value, self.window = key, value, window
 
-    def dense(self, is_key: bool) -> Tensor:
+    def dense(self, is_key: bool, past_had_graph: bool = False) -> Tensor:
         """[batch, num_kv_heads, visible length, dim], zeros where padding was not stored."""
         new = self.key if is_key else self.value
         if self.step.is_first and self.store.key.dtype == self.key.dtype:
             return new
         stored = self.store.key if is_key else self.store.value
         full = dense_rows(self.rows, self.step, stored).to(new.dtype)
+        if new.requires_grad or past_had_graph:
+            full = with_graph(full, new, past_had_graph)
         return full[:, :, visible_offset(self.rows.past_length, self.window) :]
 
 
@@ -65,13 +68,10 @@ class PagedLayer(CacheLayerMixin):
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Store new keys and values [batch, num_kv_heads, length, dim]; returns lazy views of all visible ones.
 
-        Raises AutogradError, CacheMismatchError, OutOfBlocksError.
+        Keys that need gradients come back as plain tensors: a graph goes through this step, not through earlier ones.
+
+        Raises CacheMismatchError, OutOfBlocksError.
         """
-        if key_states.requires_grad or value_states.requires_grad:
-            raise AutogradError(
-                f"layer {self._index}: the keys need gradients, which writing into a pool would cut off; "
-                "generate under torch.no_grad() or torch.inference_mode(), or train with use_cache=False"
-            )
         if self._store is None:
             self.lazy_initialization(key_states, value_states)
         store = self._store
@@ -80,8 +80,13 @@ class PagedLayer(CacheLayerMixin):
         self._rows.join(self._index, key_states.shape[0], key_states.shape[2])
         self.make_copies()
         step = self._rows.steps[self._group_index].to(key_states.device)
-        store.write(_flat(key_states), _flat(value_states), step.slots)
+        store.write(_flat(key_states.detach()), _flat(value_states.detach()), step.slots)
         layer_step = LayerStep(self._rows, step, store, key_states, value_states, self.group.window)
+        past_had_graph = self._index in self._rows.graphs
+        if torch.is_grad_enabled() and (past_had_graph or key_states.requires_grad or value_states.requires_grad):
+            self._rows.graphs.add(self._index)
+            key, value = (layer_step.dense(is_key, past_had_graph) for is_key in (True, False))
+            return key.contiguous(), value.contiguous()
         return self._lazy(layer_step, key_states, True), self._lazy(layer_step, value_states, False)
 
     def make_copies(self) -> None:

@@ -47,6 +47,7 @@ class Rows:
         self.past_length = 0
         self.late_padding = False  # whether the step has padding behind a token of its row
         self.seen: dict[int, int] = {}  # positions by layer, for layers that have seen any
+        self.graphs: set[int] = set()  # layers with stored keys that needed gradients
 
     @property
     def batch(self) -> int:
@@ -128,6 +129,7 @@ class Rows:
         with self.pool.changing() as manager:
             child.sequences = [manager.fork(sequence) for sequence in self.sequences]
         child.length, child.kept, child.seen = self.length, self.kept, dict(self.seen)
+        child.graphs = set(self.graphs)
         return child
 
     def abandon(self) -> None:
@@ -141,6 +143,7 @@ class Rows:
                 manager.free(sequence)
             self.sequences, self._held = [], []
         self.length, self.kept, self.plan, self.steps, self.seen = 0, None, None, [], {}
+        self.graphs = set()
 
     def _begin(self, batch: int, query_length: int) -> None:
         self._let_go()

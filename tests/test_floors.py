@@ -19,7 +19,7 @@ ROOT = Path(__file__).parent.parent
 FLOORS = {
     0: "errors config block_pool block_table layer_groups sequence block_manager",
     1: "kv_format kv_storage kv_pool step rows step_plan",
-    2: "compat handle paged_layer mask attention attention_origin cache patching",
+    2: "compat graph handle paged_layer mask attention attention_origin cache patching",
     3: "__init__ __main__ cli demo demo_model demo_wheel measure bench*",
 }
 
