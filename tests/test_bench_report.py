@@ -1,0 +1,99 @@
+"""How figures are judged and told, without a model."""
+
+from __future__ import annotations
+
+import pytest
+
+from hfpaged.bench import report
+from hfpaged.bench.catalog import ROWS, choose
+from hfpaged.bench.result import Measured, Outcome, exit_code, published
+from hfpaged.bench.shape import Shape
+from hfpaged.bench.texts import LONGEST, SHORTEST, texts, word_counts
+
+ROW = {row.name: row for row in ROWS}
+
+
+def outcome(name, value, same=True, judged=True):
+    row = ROW[name]
+    return Outcome(row, row.shape, Measured(value, plain=2.0, paged=3.0, unit="tok/s", same_tokens=same), judged)
+
+
+@pytest.mark.parametrize(
+    ("name", "target", "good", "bad"),
+    [
+        ("tokens", ">= 100 %", 1.0, 0.999),
+        ("decode-short", ">= 1x", 1.0, 0.99),
+        ("decode-long", ">= 1.6x", 1.6, 1.59),
+        ("decode-batch", ">= 1.4x", 1.4, 1.39),
+        ("prefill", ">= 0.95x", 0.95, 0.94),
+        ("beam-memory", "<= 45 %", 0.45, 0.451),
+        ("waste", "< 4 %", 0.039, 0.04),
+        ("bandwidth", ">= 60 %", 0.6, 0.59),
+        ("python", "< 5 %", 0.049, 0.05),
+    ],
+)
+def test_targets(name, target, good, bad):
+    assert str(ROW[name].target) == target
+    assert outcome(name, good).is_met is True
+    assert outcome(name, bad).is_met is False
+    assert outcome(name, bad, judged=False).is_met is None
+
+
+def test_values_are_told_as_ratios_or_shares():
+    assert ROW["prefill"].target.format(0.951) == "0.95x"
+    assert ROW["waste"].target.format(0.0123) == "1.2 %"
+
+
+def test_all_targets_met_is_one_sentence():
+    outcomes = [outcome("tokens", 1.0), outcome("prefill", 1.0)]
+    assert report.verdict(outcomes) == "Same tokens as plain transformers; 2 of 2 targets met."
+    assert exit_code(outcomes, is_strict=True) == 0
+
+
+def test_a_missed_target_is_named_and_exits_3_only_where_it_counts():
+    outcomes = [outcome("tokens", 1.0), outcome("prefill", 0.5)]
+    assert report.verdict(outcomes) == "Same tokens as plain transformers; 1 of 2 targets met, missed: prefill."
+    assert (exit_code(outcomes, is_strict=False), exit_code(outcomes, is_strict=True)) == (0, 3)
+
+
+def test_different_tokens_in_one_row_void_the_figures_of_all():
+    outcomes = [outcome("tokens", 0.9, same=False), outcome("prefill", 2.0), outcome("waste", 0.01, same=None)]
+    assert [shown.measured.value for shown in published(outcomes)] == [0.9, None, None]
+    assert report.verdict(outcomes) == "The tokens differ in tokens, so speed and memory are not compared."
+    assert exit_code(outcomes, is_strict=True) == 1
+
+
+def test_a_quick_run_judges_nothing():
+    text = report.verdict([outcome("tokens", 1.0, judged=False)])
+    assert text.startswith("Same tokens as plain transformers; the sizes of a quick run are too small")
+
+
+def test_rows_without_tokens_claim_nothing_about_them():
+    text = report.verdict([outcome("waste", 0.01, same=None)])
+    assert text == "No row that compares tokens was run; 1 of 1 targets met."
+
+
+def test_a_row_speaks_of_the_shape_that_was_run():
+    assert ROW["decode-batch"].describe() == "decode speed, batch 16, prompt 1024"
+    assert ROW["decode-batch"].describe(Shape(2, 64, 8)) == "decode speed, batch 2, prompt 64"
+
+
+def test_rows_are_chosen_by_name_in_the_order_of_the_table():
+    assert [row.name for row in choose("prefill, tokens")] == ["tokens", "prefill"]
+    assert choose(None) == ROWS
+
+
+def test_a_prompt_leaves_room_for_the_new_tokens():
+    assert Shape(1, 6000, 64).fitted(2048) == Shape(1, 1984, 64)
+    assert Shape(1, 6000, 64).fitted(None) == Shape(1, 6000, 64)
+
+
+@pytest.mark.parametrize("count", [8, 64])
+def test_texts_are_all_different_and_of_every_length(count):
+    prompts = texts(count)
+    lengths = [len(text.split()) for text in prompts]
+    assert len(set(prompts)) == count
+    assert min(word_counts(count)) == SHORTEST
+    assert max(word_counts(count)) == LONGEST
+    assert min(lengths) < 10
+    assert max(lengths) >= 200
