@@ -260,7 +260,7 @@ def test_padding_reads_as_zeros(model):
     inputs = tiny_models.prompts([4, 9, 1])
     cache, other = paged(model), dynamic(model)
     for each in (cache, other):
-        forward(model, each, **{"ids": inputs["input_ids"], "attention_mask": inputs["attention_mask"]})
+        forward(model, each, inputs["input_ids"], attention_mask=inputs["attention_mask"])
     kept = inputs["attention_mask"].bool()
     for ours, theirs in zip(cache.layers, other.layers, strict=True):
         torch.testing.assert_close(ours.keys.transpose(1, 2)[kept], theirs.keys.transpose(1, 2)[kept])

@@ -61,6 +61,7 @@ TABLE: dict[str, tuple[str, dict[str, Any]]] = {
         | {"attn_logit_softcapping": 5.0, "final_logit_softcapping": 8.0},
     ),
     "mpt": ("mpt", OLD | {"d_model": 48, "n_layers": 2, "n_heads": 4, "max_seq_len": 256, "expansion_ratio": 2}),
+    "bloom": ("bloom", OLD | {"hidden_size": 48, "n_layer": 2, "n_head": 4}),
     "gpt_oss": (
         "gpt_oss",
         PLAIN
@@ -77,7 +78,7 @@ TABLE: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 # Their own attention code, which no registry reaches: a PagedCache gives them dense views.
-OWN_ATTENTION = ("falcon", "mpt")
+OWN_ATTENTION = ("falcon", "mpt", "bloom")
 # Latent keys and values, which the model expands after the cache: dense views too.
 LATENT = ("deepseek_v3",)
 
