@@ -113,6 +113,7 @@ class PagedCache(DynamicCache):
         if self._is_encoder_decoder:
             raise UnsupportedModelError(_WRAP)
         self.__dict__["_is_user_defined"] = value
+        self._undo_interrupted()
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
         """Store keys and values [batch, num_kv_heads, length, dim] of one layer; returns lazy views of all visible
@@ -131,13 +132,25 @@ class PagedCache(DynamicCache):
 
         Raises CacheMismatchError when the mask asks for positions that were padding when they were computed.
         """
+        self._undo_interrupted()
         self._rows.expect(plan_step(self._rows, inputs))
+
+    def end_step(self, completed: bool) -> None:
+        """The forward that `expect` announced is over; one that was not completed is undone."""
+        if not completed:
+            self.abort_step()
+        self._rows.in_forward = False
 
     def abort_step(self) -> None:
         """Go back to before the step under way, after an exception in the middle of a forward."""
         for index in list(self._rows.uncopied):
             self.layers[index].make_copies()  # a copied block must be whole in every layer, whatever the step did
         self._rows.rollback()
+
+    def _undo_interrupted(self) -> None:
+        """A forward that began and never ended was broken by Ctrl-C."""
+        if self._rows.in_forward:
+            self.end_step(completed=False)
 
     def stats(self) -> CacheStats:
         """What the pool of this cache holds now, all caches on it together."""

@@ -58,8 +58,9 @@ class PagedLayer(CacheLayerMixin):
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Find or make the store for keys and values of this kind."""
-        self._store = self._rows.pool.storage.store(self._place, key_states, value_states)
-        self._rows.pool.settle_size(self._index, self._store)
+        store = self._rows.pool.storage.store(self._place, key_states, value_states)
+        self._rows.pool.settle_size(self._index, store)
+        self._store = store
 
     @property
     def is_initialized(self) -> bool:

@@ -8,17 +8,15 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
 from hfpaged import attention_origin, compat
 from hfpaged.attention import paged_attention
+from hfpaged.errors import UnsupportedModelError
 from hfpaged.mask import paged_mask
-
-if TYPE_CHECKING:
-    from hfpaged.kv_pool import KVPool
 
 
 @dataclass
@@ -46,11 +44,19 @@ def patch(model: PreTrainedModel, *, default: bool = False) -> PreTrainedModel:
     Args:
         default: also give every `generate()` of this model that names no cache a PagedCache on a pool of the
             model's own: for pipelines, trainers and other people's code. `unpatch` ends it.
+
+    Raises UnsupportedModelError with `default` for models that a bare PagedCache cannot serve.
     """
-    if model not in _patches:
+    was_patched = is_patched(model)
+    if not was_patched:
         _patches[model] = _install(model)
     if default and not _patches[model].is_default:
-        _make_default(model)
+        try:
+            _make_default(model)
+        except UnsupportedModelError:
+            if not was_patched:
+                unpatch(model)
+            raise
         _patches[model].is_default = True
     return model
 
@@ -113,33 +119,32 @@ def _before_forward(names: tuple[str, ...], module: Any, args: tuple[Any, ...], 
 
 
 class _AfterForward:
-    """A forward that raised, or that Ctrl-C broke, leaves the cache as it was before it."""
+    """A forward that raised leaves the cache as it was before it. After Ctrl-C torch calls no hook: the cache then
+    goes back when it is used next.
+    """
 
     def __init__(self, names: tuple[str, ...]) -> None:
         self._names = names
 
     def __call__(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         cache, _ = _paged_cache(self._names, args, kwargs)
-        if cache is not None and output is None:
-            cache.abort_step()
+        if cache is not None:
+            cache.end_step(completed=output is not None)
 
 
 def _make_default(model: PreTrainedModel) -> None:
     """Shadow the one method in which generate() makes its cache."""
+    from hfpaged.cache import PagedCache
+
+    pool = PagedCache(model).pool  # at once, so that a model that cannot be paged is refused here
     prepare = model._prepare_cache_for_generation
-    pool: KVPool | None = None
     name = compat.cache_argument()
 
     @functools.wraps(prepare)
     def prepare_paged(generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        nonlocal pool
-        from hfpaged.cache import PagedCache
-
         chosen = model_kwargs.get(name) is not None or generation_config.cache_implementation is not None
         if not chosen and generation_config.use_cache is not False:
-            cache = PagedCache(model, pool=pool)
-            pool = cache.pool
-            model_kwargs[name] = cache
+            model_kwargs[name] = PagedCache(model, pool=pool)
         return prepare(generation_config, model_kwargs, *args, **kwargs)
 
     model._prepare_cache_for_generation = prepare_paged

@@ -44,6 +44,7 @@ class Rows:
         self.copies: list[list[BlockCopy]] = []  # by layer group, to be made before the step's first write
         self._held: list[Sequence] = []  # the sources of those copies
         self.uncopied: set[int] = set()  # layers that have not made them yet
+        self.in_forward = False  # whether a forward has begun that has not ended; known of patched models only
         self.past_length = 0
         self.late_padding = False  # whether the step has padding behind a token of its row
         self.seen: dict[int, int] = {}  # positions by layer, for layers that have seen any
@@ -97,7 +98,7 @@ class Rows:
 
     def expect(self, plan: StepPlan | None) -> None:
         """A forward begins: the step before it is over, and can no longer be rolled back."""
-        self.plan, self.steps = plan, []
+        self.plan, self.steps, self.in_forward = plan, [], True
 
     def rollback(self) -> None:
         """Undo the step under way, after an exception in the middle of a forward."""
@@ -142,6 +143,7 @@ class Rows:
             for sequence in self.sequences + self._held:
                 manager.free(sequence)
             self.sequences, self._held = [], []
+        self.copies, self.uncopied = [], set()
         self.length, self.kept, self.plan, self.steps, self.seen = 0, None, None, [], {}
         self.graphs = set()
 
@@ -191,6 +193,7 @@ class Rows:
 
     def _let_go(self) -> None:
         held, self._held = self._held, []
+        self.copies, self.uncopied = [], set()
         if held:
             with self.pool.changing() as manager:
                 manager.free(held[0])

@@ -12,6 +12,9 @@ from torch import Tensor
 from hfpaged.errors import CacheMismatchError
 from hfpaged.rows import Bools, Rows, StepPlan
 
+# Inputs that tell rows apart, with their number of dimensions, the rows first.
+_BY_ROW = {"input_ids": 2, "position_ids": 2, "token_type_ids": 2, "inputs_embeds": 3}
+
 
 def plan_step(rows: Rows, inputs: Mapping[str, Any]) -> StepPlan | None:
     """From the arguments of a forward: `attention_mask` [batch, past + query_length] with 0 for padding, `input_ids`
@@ -28,7 +31,7 @@ def plan_step(rows: Rows, inputs: Mapping[str, Any]) -> StepPlan | None:
 
 def _kept(rows: Rows, attention_mask: Tensor | None) -> Bools | None:
     """The part of the mask for the new positions, where it holds any padding."""
-    if attention_mask is None or attention_mask.ndim != 2:
+    if not isinstance(attention_mask, Tensor) or attention_mask.ndim != 2:
         if rows.kept is not None:
             raise CacheMismatchError(
                 "rows of this cache hold padding, which is not stored; pass the attention_mask of all "
@@ -60,7 +63,7 @@ def _first_equal_rows(inputs: Mapping[str, Any], kept: Bools | None) -> list[int
     batch = len(inputs["input_ids"])
     told_apart = [] if kept is None else [torch.from_numpy(kept)]
     for name, given in inputs.items():
-        if isinstance(given, Tensor) and given.ndim and len(given) == batch and name != "attention_mask":
+        if isinstance(given, Tensor) and given.ndim == _BY_ROW.get(name) and len(given) == batch:
             told_apart.append(given)
         elif not _is_same_for_all(name, given):
             return list(range(batch))  # pictures, say, that belong to rows in a way that is not known here
@@ -70,7 +73,9 @@ def _first_equal_rows(inputs: Mapping[str, Any], kept: Bools | None) -> list[int
 
 def _is_same_for_all(name: str, given: object) -> bool:
     if isinstance(given, Tensor):
-        return name == "attention_mask" or given.ndim == 0 or (name == "position_ids" and len(given) == 1)
+        is_padding = name == "attention_mask" and given.ndim == 2  # `kept` says it
+        is_shared = name == "position_ids" and given.ndim == 2 and len(given) == 1
+        return is_padding or is_shared or given.ndim == 0 or name == "cache_position"
     return name in ("cache", "past_key_values") or given is None or isinstance(given, (bool, int, float, str))
 
 
