@@ -225,19 +225,23 @@ def test_a_cache_that_finds_no_block_leaves_its_neighbours_alone(model):
 
 
 @pytest.mark.parametrize("is_patched", [True, False], ids=["patched", "unpatched"])
-def test_keys_that_need_gradients_are_refused(plain_model, is_patched):
+def test_gradients_through_one_forward_are_right_and_through_an_earlier_one_are_refused(plain_model, is_patched):
     plain_model.requires_grad_(True)
+    ids = tiny_models.prompts([6, 6])["input_ids"]
+    plain_model(ids, labels=ids, use_cache=False).loss.backward()
+    wanted = [parameter.grad for parameter in plain_model.parameters()]
+    plain_model.zero_grad()
     if is_patched:
         hfpaged.patch(plain_model)
     cache = paged(plain_model)
-    ids = tiny_models.prompts([6])["input_ids"]
-    with pytest.raises(hfpaged.AutogradError, match=r"layer 0.*torch\.no_grad\(\).*use_cache=False"):
-        plain_model(ids, **{CACHE: cache})
+    plain_model(ids, labels=ids, **{CACHE: cache}).loss.backward()
+    torch.testing.assert_close([parameter.grad for parameter in plain_model.parameters()], wanted)
+    loss = plain_model(ids[:, :2], labels=ids[:, :2], **{CACHE: cache}).loss
+    with pytest.raises(hfpaged.AutogradError, match=r"earlier forward.*torch\.no_grad\(\), or use DynamicCache"):
+        loss.backward()
+    cache.pool.check_integrity()
+    cache.free()
     assert_all_free(cache.pool)
-    assert cache.get_seq_length() == 0
-    with torch.no_grad():
-        plain_model(ids, **{CACHE: cache})
-    assert cache.get_seq_length() == 6
 
 
 # Ctrl-C and other exceptions in the middle
