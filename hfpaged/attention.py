@@ -91,7 +91,7 @@ def _paged(
 
 def _heeded(module: nn.Module, softcap: float | None, sinks: Tensor | None) -> tuple[float | None, Tensor | None]:
     """Soft cap and sinks as far as the model's own implementation heeds them: the tokens shall be the same."""
-    if (softcap is None and sinks is None) or origin(module.config) != "sdpa":
+    if (softcap is None and sinks is None) or origin(module.config, beyond_sdpa=True) != "sdpa":
         return softcap, sinks
     return (softcap if compat.sdpa_knows_softcap() else None), None
 

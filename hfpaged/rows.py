@@ -193,7 +193,7 @@ class Rows:
 
     def _let_go(self) -> None:
         held, self._held = self._held, []
-        self.copies, self.uncopied = [], set()
+        self.uncopied = set()
         if held:
             with self.pool.changing() as manager:
                 manager.free(held[0])

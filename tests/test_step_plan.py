@@ -75,7 +75,7 @@ def test_positions_that_were_padding_cannot_be_asked_for_later():
         plan_step(rows, {"attention_mask": None, "input_ids": torch.tensor([[1], [2]])})
 
 
-@pytest.mark.parametrize("name", ["position_ids", "token_type_ids", "labels", "anything_else"])
+@pytest.mark.parametrize("name", ["position_ids", "token_type_ids"])
 def test_rows_are_equal_only_if_each_other_input_is(name):
     given = torch.tensor([[0, 1, 2], [0, 1, 2], [0, 1, 3], [0, 1, 2]])
     assert equal_rows(**{name: given}) == [0, 0, 2, 3]
@@ -85,9 +85,17 @@ def test_rows_are_equal_only_if_each_other_input_is(name):
 @pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int64, torch.bfloat16, torch.float32])
 def test_inputs_of_all_dtypes_tell_rows_apart(dtype):
     given = torch.tensor([[1, 0], [1, 1], [1, 0], [1, 0]]).to(dtype)
-    assert equal_rows(marks=given) == [0, 1, 0, 3]
-    assert equal_rows(marks=given[:, 1]) == [0, 1, 0, 3]  # one number a row
-    assert equal_rows(marks=given[:, :, None].expand(4, 2, 5).transpose(1, 2)) == [0, 1, 0, 3]
+    assert equal_rows(token_type_ids=given) == [0, 1, 0, 3]
+    assert equal_rows(inputs_embeds=given[:, :, None].expand(4, 2, 5).transpose(1, 2)) == [0, 1, 0, 3]
+
+
+@pytest.mark.parametrize("name", ["labels", "pixel_values", "anything_else"])
+def test_an_input_that_is_not_known_by_row_keeps_all_rows_apart(name):
+    assert equal_rows(**{name: torch.zeros(4, 3)}) == [0, 1, 2, 3]
+
+
+def test_positions_on_three_axes_keep_all_rows_apart():
+    assert equal_rows(position_ids=torch.zeros(4, 4, 3)) == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,45 @@
+"""The oldest transformers that we say we support: the table of same tokens runs there too."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import transformers
+
+OLDEST = "5.17.0"
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="module")
+def oldest(tmp_path_factory) -> Path:
+    """A folder with that version and what it depends on, to stand before the installed one."""
+    if transformers.__version__ == OLDEST:
+        pytest.skip(f"transformers {OLDEST} is installed: the other tests are this test")
+    folder = tmp_path_factory.mktemp("oldest")
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(folder), f"transformers=={OLDEST}"]
+    subprocess.run(command, check=True, capture_output=True, timeout=400)
+    return folder
+
+
+def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    paths = [str(folder), str(ROOT), str(ROOT / "kernels")]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
+    command = [sys.executable, *arguments]
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=500)
+
+
+def test_the_folder_really_brings_the_oldest_version(oldest):
+    done = run(oldest, "-c", "import transformers; print(transformers.__version__)")
+    assert done.stdout.strip() == OLDEST, done.stderr[-2000:]
+
+
+@pytest.mark.timeout(600)
+def test_the_same_tokens_come_out_of_the_oldest_version(oldest):
+    chosen = ["tests/test_same_tokens.py", "-k", "llama or mistral or gpt_neox or falcon or gemma2"]
+    done = run(oldest, "-m", "pytest", "-q", "-p", "no:cacheprovider", *chosen)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    assert " passed" in done.stdout
