@@ -24,8 +24,8 @@ _origins: dict[int, _Entry] = {}  # by identity: configs are not hashable
 def origin(config: Any, *, beyond_sdpa: bool = False) -> str:
     """The implementation that `config` had before it was patched; of an unpatched one, the one that it has.
 
-    A copy of a patched config was never patched itself. It gets sdpa, or the model's eager function where attention
-    has parts that sdpa leaves out (`beyond_sdpa`: a soft cap, sinks).
+    A copy of a patched config has it in its name. Where nothing tells it is sdpa, or the model's eager function where
+    attention has parts that sdpa leaves out (`beyond_sdpa`: a soft cap, sinks).
     """
     name = compat.attention_of(config)
     if name != compat.ATTENTION_NAME:
@@ -33,7 +33,7 @@ def origin(config: Any, *, beyond_sdpa: bool = False) -> str:
     entry = _find(config)
     if entry is not None:
         return entry.name
-    return "eager" if beyond_sdpa else "sdpa"
+    return compat.origin_in_name(config) or ("eager" if beyond_sdpa else "sdpa")
 
 
 def remember(config: Any) -> None:

@@ -133,6 +133,7 @@ class PagedCache(DynamicCache):
         Raises CacheMismatchError when the mask asks for positions that were padding when they were computed.
         """
         self._undo_interrupted()
+        self._rows.expect(None)  # whatever the plan says, the step before is over
         self._rows.expect(plan_step(self._rows, inputs))
 
     def end_step(self, completed: bool) -> None:

@@ -63,6 +63,24 @@ def can_set_attention(model: PreTrainedModel) -> bool:
     return bool(model._can_set_attn_implementation())
 
 
+class PatchedName(str):
+    """Our name as a config holds it, with the one that it had before: a copy of a patched config takes it along."""
+
+    origin: str | None = None
+
+
+def patched_name(origin: str) -> PatchedName:
+    name = PatchedName(ATTENTION_NAME)
+    name.origin = origin
+    return name
+
+
+def origin_in_name(config: PreTrainedConfig) -> str | None:
+    """What a config, or the one that it was copied of, had before it was patched; None where nothing tells."""
+    origin: str | None = getattr(config._attn_implementation, "origin", None)
+    return origin
+
+
 def attention_of(config: PreTrainedConfig) -> str:
     return str(config._attn_implementation)
 

@@ -94,7 +94,7 @@ def _install(model: PreTrainedModel) -> _Patch:
         compat.register_attention(paged_attention, paged_mask)
         for config in compat.configs_of(model):
             attention_origin.remember(config)
-            compat.set_attention(config, compat.ATTENTION_NAME)
+            compat.set_attention(config, compat.patched_name(attention_origin.origin(config)))
             done.configs.append(config)
     names = tuple(inspect.signature(model.forward).parameters)
     before = functools.partial(_before_forward, names)

@@ -348,3 +348,33 @@ def test_an_interrupted_cache_gives_all_its_blocks_back_and_serves_again(place, 
     cache.free()
     assert_all_free(cache.pool)
     assert generate(model, cache, inputs) == wanted
+
+
+@pytest.mark.parametrize("had_a_turn", [False, True])
+def test_ctrl_c_in_the_middle_of_a_forward_is_undone_when_the_cache_is_used_again(had_a_turn):
+    model = tiny_models.make("llama")
+    inputs = tiny_models.prompts([9, 4, 22])
+    arguments = {"max_new_tokens": 6, "do_sample": False}
+
+    def with_first_turn(cache):
+        before = {name: part[:, :15] for name, part in inputs.items()}
+        if had_a_turn:
+            with torch.no_grad():
+                model(**before, **{compat.cache_argument(): cache})
+        return {compat.cache_argument(): cache}
+
+    wanted = model.generate(**inputs, **arguments, **with_first_turn(DynamicCache(config=model.config))).tolist()
+    cache = hfpaged.PagedCache(model, block_size=4, num_blocks=100)
+    with_first_turn(cache)
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    hook = model.model.layers[1].register_forward_pre_hook(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        model.generate(**inputs, **arguments, **{compat.cache_argument(): cache})
+    hook.remove()
+    cache.pool.check_integrity()
+    assert model.generate(**inputs, **arguments, **{compat.cache_argument(): cache}).tolist() == wanted
+    cache.free()
+    assert cache.pool.num_free == 100

@@ -206,7 +206,7 @@ def test_a_patched_model_is_saved_under_its_own_attention(model, tmp_path):
 
 
 @pytest.mark.parametrize("default", [False, True])
-@pytest.mark.parametrize("name", ["llama", "mistral", "falcon"])
+@pytest.mark.parametrize("name", ["llama", "mistral", "falcon", "gemma2", "gpt_oss"])
 def test_a_copy_of_a_patched_model_computes_the_same(name, default):
     model = tiny_models.make(name)
     wanted = generate(model)
