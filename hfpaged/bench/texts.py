@@ -39,16 +39,15 @@ PARAGRAPHS = (
 
 
 def texts(count: int) -> list[str]:
-    """`count` prompts, all different, short and long ones mixed."""
+    """`count` prompts, all different, the short ones first."""
     return [_text(index, words) for index, words in enumerate(word_counts(count))]
 
 
 def word_counts(count: int) -> list[int]:
-    """As many numbers from SHORTEST to LONGEST, spread evenly over the orders of magnitude, in no order."""
+    """Rising numbers from SHORTEST to LONGEST. Each is about as many times the one before it, so that a batch of
+    neighbours holds short and long rows, and only the last batch is as wide as the longest text."""
     ratio = LONGEST / SHORTEST
-    steps = max(count - 1, 1)
-    stride = next(stride for stride in (7, 5, 3, 1) if count % stride)  # 7, 5, 3: no common divisor, so all are met
-    return [round(SHORTEST * ratio ** (index * stride % count / steps)) for index in range(count)]
+    return [round(SHORTEST * ratio ** (index / max(count - 1, 1))) for index in range(count)]
 
 
 def _text(index: int, words: int) -> str:
