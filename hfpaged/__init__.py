@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         InvalidConfigError,
         OutOfBlocksError,
         UnsupportedModelError,
+        WindowPassedError,
     )
     from hfpaged.kv_pool import CacheStats, KVPool
     from hfpaged.patching import patch, patched, unpatch
@@ -38,6 +39,7 @@ _HOMES = {
         "InvalidConfigError",
         "OutOfBlocksError",
         "UnsupportedModelError",
+        "WindowPassedError",
     ),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
@@ -53,6 +55,7 @@ __all__ = [
     "OutOfBlocksError",
     "PagedCache",
     "UnsupportedModelError",
+    "WindowPassedError",
     "patch",
     "patched",
     "unpatch",

@@ -59,6 +59,8 @@ def _why_dense(
         return "gradients"
     if not step.step.is_contiguous or query.shape[2] != step.key.shape[2] or query.shape[3] != step.key.shape[3]:
         return "padding inside of a row, or queries of another shape than the keys"
+    if step.window is not None and step.sees_more(mask.window):
+        return "a mask that sees more than the window that the cache keeps"
     if step.rows.late_padding:
         return "padding behind the tokens of a row"  # its outputs would be those of tokens; we compute none
     if not mask.agrees_with(step.rows):

@@ -7,29 +7,45 @@ from collections.abc import Sequence as Many
 
 from hfpaged.block_pool import BlockPool
 from hfpaged.block_table import BlockCopy, BlockTable
-from hfpaged.errors import OutOfBlocksError
+from hfpaged.errors import OutOfBlocksError, WindowPassedError
+from hfpaged.layer_groups import visible_offset
 from hfpaged.sequence import Sequence
 
 
 class BlockManager:
-    """Creates, forks, grows, trims and frees sequences of `num_groups` block tables each."""
+    """Creates, forks, grows, trims and frees sequences of `num_groups` block tables each.
 
-    def __init__(self, pool: BlockPool, num_groups: int, block_size: int) -> None:
+    `windows` are those of the groups, None for a group of full attention; none at all: all are of that kind.
+    """
+
+    def __init__(
+        self, pool: BlockPool, num_groups: int, block_size: int, windows: Many[int | None] | None = None
+    ) -> None:
         self.pool = pool
         self.block_size = block_size
         self._num_groups = num_groups
+        self._windows = [(group, window) for group, window in enumerate(windows or ()) if window is not None]
         self._sequences: set[Sequence] = set()
+
+    @property
+    def has_windows(self) -> bool:
+        return bool(self._windows)
+
+    @property
+    def tokens_by_group(self) -> list[int]:
+        """Tokens that lie in blocks of each layer group, those of shared blocks once."""
+        filled: list[dict[int, int]] = [{} for _ in range(self._num_groups)]
+        for sequence in self._sequences:
+            for table, blocks in zip(sequence.tables, filled, strict=True):
+                for index, block in enumerate(table.blocks, table.first):
+                    tokens = min(table.length - index * self.block_size, self.block_size)
+                    blocks[block] = max(blocks.get(block, 0), tokens)
+        return [sum(blocks.values()) for blocks in filled]
 
     @property
     def num_tokens(self) -> int:
         """Tokens that lie in the pool, those of shared blocks once, averaged over the layer groups."""
-        filled: dict[int, int] = {}
-        for sequence in self._sequences:
-            for table in sequence.tables:
-                for index, block in enumerate(table.blocks):
-                    tokens = min(table.length - index * self.block_size, self.block_size)
-                    filled[block] = max(filled.get(block, 0), tokens)
-        return sum(filled.values()) // max(self._num_groups, 1)
+        return sum(self.tokens_by_group) // max(self._num_groups, 1)
 
     def create(self) -> Sequence:
         """An empty sequence; it holds no block yet."""
@@ -81,8 +97,22 @@ class BlockManager:
                 table.blocks.append(copy.source)
         return holder
 
+    def release_left(self, sequences: Many[Sequence]) -> None:
+        """Give back the blocks that lie wholly before what the next token of a sequence sees."""
+        for group, window in self._windows:
+            for sequence in sequences:
+                table = sequence.tables[group]
+                table.release_before(table.length - window + 1)
+
+    def check_trim(self, sequence: Sequence, length: int) -> None:
+        """Raises WindowPassedError where a token behind the first `length` would see tokens that are gone."""
+        for group, window in self._windows if length else ():
+            gone, seen = sequence.tables[group].first * self.block_size, visible_offset(length, window)
+            if gone > seen:
+                raise WindowPassedError(length, seen, gone, window)
+
     def trim(self, sequence: Sequence, length: int) -> None:
-        """Keep the first `length` tokens of a sequence."""
+        """Keep the first `length` tokens of a sequence, for which `check_trim` must hold."""
         for table in sequence.tables:
             table.trim(length)
 

@@ -17,13 +17,20 @@ class BlockCopy:
 
 
 class BlockTable:
-    """Maps positions 0 .. length - 1 to slots. Shared blocks are copied when this table must write into them."""
+    """Maps positions 0 .. length - 1 to slots. Shared blocks are copied when this table must write into them.
+
+    Of a table with a window the leading blocks are released as the window leaves them behind:
+
+        blocks of the sequence   0   1   2   3   4   5
+        held in `blocks`                 2   3   4   5     first = 2: positions before 2 * block_size are gone
+    """
 
     def __init__(self, pool: BlockPool, block_size: int) -> None:
         self._pool = pool
         self._block_size = block_size
         self.blocks = array("i")  # a C array, so that a step copies it in one go
-        self.length = 0
+        self.first = 0  # which block of the sequence blocks[0] is: as many have been released before it
+        self.length = 0  # all tokens that were stored, those of released blocks too
 
     def must_copy(self, count: int, released: int = 0) -> bool:
         """Whether appending `count` tokens writes into a block that others hold too.
@@ -36,7 +43,7 @@ class BlockTable:
 
     def num_new_blocks(self, count: int) -> int:
         """How many fresh blocks `count` more tokens need, copies not counted."""
-        return -(-(self.length + count) // self._block_size) - len(self.blocks)
+        return -(-(self.length + count) // self._block_size) - self.first - len(self.blocks)
 
     def grow(self, count: int) -> list[BlockCopy]:
         """Make room for `count` more tokens. Raises OutOfBlocksError and leaves the table as it was."""
@@ -48,12 +55,26 @@ class BlockTable:
         return copies
 
     def trim(self, length: int) -> None:
-        """Forget all tokens behind the first `length` and release the blocks that held only such."""
-        kept = -(-length // self._block_size)
+        """Forget all tokens behind the first `length` and release the blocks that held only such.
+
+        `length` must be 0 or reach into the blocks that are held.
+        """
+        assert length == 0 or length >= self.first * self._block_size
+        self.first = self.first if length else 0
+        kept = -(-length // self._block_size) - self.first
         for block in reversed(self.blocks[kept:]):
             self._pool.release(block)
         del self.blocks[kept:]
         self.length = length
+
+    def release_before(self, position: int) -> None:
+        """Release the blocks that lie wholly before `position`, which is no larger than `length`."""
+        count = position // self._block_size - self.first
+        if count > 0:
+            for block in self.blocks[:count]:
+                self._pool.release(block)
+            del self.blocks[:count]
+            self.first += count
 
     def fork(self) -> BlockTable:
         """Another table over the same blocks; nothing is copied before one of the two writes."""
@@ -61,13 +82,19 @@ class BlockTable:
         for block in self.blocks:
             self._pool.acquire(block)
         child.blocks = self.blocks[:]
-        child.length = self.length
+        child.first, child.length = self.first, self.length
         return child
 
     def slot(self, position: int) -> int:
-        """Where the token at `position` lies in the pool."""
+        """Where the token at `position` lies in the pool. Raises IndexError for one that has been released."""
         block, offset = divmod(position, self._block_size)
-        return self.blocks[block] * self._block_size + offset
+        if block < self.first:
+            raise IndexError(f"position {position} lies in a released block; {self.first} of the first are gone")
+        return self.blocks[block - self.first] * self._block_size + offset
+
+    def last_slot(self) -> int:
+        """Where the last token lies: what a decode step asks of every row."""
+        return self.blocks[-1] * self._block_size + (self.length - 1) % self._block_size
 
     def _replace_last_block(self, target: int) -> BlockCopy:
         source = self.blocks[-1]

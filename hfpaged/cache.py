@@ -137,8 +137,12 @@ class PagedCache(DynamicCache):
         self._rows.expect(plan_step(self._rows, inputs))
 
     def end_step(self, completed: bool) -> None:
-        """The forward that `expect` announced is over; one that was not completed is undone."""
-        if not completed:
+        """The forward that `expect` announced is over: blocks that left a window go back to the pool. One that was
+        not completed is undone.
+        """
+        if completed:
+            self._rows.release_left()
+        else:
             self.abort_step()
         self._rows.in_forward = False
 
@@ -184,9 +188,11 @@ class PagedCache(DynamicCache):
             layer.batch_repeat_interleave(repeats)
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Remove the last -`tokens_to_remove` positions of each row, at most all.
+        """Remove the last -`tokens_to_remove` positions of each row, at most all. What `activate_past_recording` held
+        back is let go, by crop(0) too.
 
-        Raises ValueError for a positive number, as transformers does (before 5.18: the length to keep).
+        Raises ValueError for a positive number, as transformers does (before 5.18: the length to keep), and
+        WindowPassedError where layers with a window do not hold any more what the next token would see.
         """
         tokens_to_remove = int(tokens_to_remove)  # assisted decoding before 5.18 gives a tensor
         length = self._rows.length + tokens_to_remove
@@ -196,6 +202,7 @@ class PagedCache(DynamicCache):
             length = tokens_to_remove
         if tokens_to_remove:
             self._rows.truncate(max(length, 0))
+        self._rows.release_left(recorded=True)
         for layer in self._own_layers:
             layer.crop(tokens_to_remove)
 

@@ -27,6 +27,17 @@ class CacheMismatchError(HfpagedError, ValueError):
     """Keys and values that do not belong to this cache: other shapes, another batch size, a broken order."""
 
 
+class WindowPassedError(CacheMismatchError, RuntimeError):
+    """A crop to before what layers with a window still hold; the cache stays as it was."""
+
+    def __init__(self, length: int, seen: int, gone: int, window: int) -> None:
+        super().__init__(
+            f"a row cut to {length} tokens needs those from {seen} on for layers with a window of {window}, and the "
+            f"first {gone} left that window and gave their blocks back; call activate_past_recording() on the cache "
+            "before the forwards that crop() shall undo, or start with a fresh cache"
+        )
+
+
 class UnsupportedModelError(HfpagedError, ValueError):
     """A model whose cache cannot be paged, with the way that works instead."""
 

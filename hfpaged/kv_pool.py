@@ -29,7 +29,8 @@ class CacheStats:
     """What a pool holds, in blocks, tokens and bytes.
 
     `bytes_reserved` is what the tensors take; `bytes_live` what tokens fill, shared ones counted once;
-    `waste_ratio` the part of the blocks in use that no live token fills.
+    `waste_ratio` the part of the blocks in use that no live token fills. `tokens` is the mean over the layer groups:
+    those with a window hold fewer, for a token is gone from them once its block has left the window.
     """
 
     blocks_total: int
@@ -71,7 +72,7 @@ class KVPool:
         self._block_bytes: dict[int, int] = {}  # by layer
         size = check_num_blocks(num_blocks, len(groups)) if num_blocks is not None else 0
         self.blocks = BlockPool(size)
-        self.manager = BlockManager(self.blocks, len(groups), block_size)
+        self.manager = BlockManager(self.blocks, len(groups), block_size, [group.window for group in groups])
 
     @property
     def num_blocks(self) -> int:
@@ -104,17 +105,17 @@ class KVPool:
     def stats(self) -> CacheStats:
         """A snapshot. `tokens` counts a token that several sequences share once."""
         with self.changing():
-            pool, tokens = self.blocks.stats, self.manager.num_tokens
-        held = pool.used * self.block_size // max(len(self.groups), 1)
+            pool, tokens = self.blocks.stats, self.manager.tokens_by_group
+        held = pool.used * self.block_size
         return CacheStats(
             blocks_total=pool.total,
             blocks_used=pool.used,
             blocks_free=pool.free,
             blocks_shared=pool.shared,
             bytes_reserved=self.storage.nbytes,
-            bytes_live=tokens * sum(self._block_bytes.values()) // self.block_size,
-            waste_ratio=1 - tokens / held if held else 0.0,
-            tokens=tokens,
+            bytes_live=sum(map(self._bytes_of, self.groups, tokens)),
+            waste_ratio=1 - sum(tokens) / held if held else 0.0,
+            tokens=sum(tokens) // max(len(self.groups), 1),
         )
 
     def check_integrity(self) -> None:
@@ -136,6 +137,9 @@ class KVPool:
             to_come = max(len(group.layers) for group in self.groups) - self.storage.num_stores
             fitting = self._count(self._memory, self.storage.block_bytes + max(to_come, 0) * store.block_bytes)
             self.blocks.num_blocks = max(fitting, self.blocks.high_water)
+
+    def _bytes_of(self, group: LayerGroup, tokens: int) -> int:
+        return tokens * sum(self._block_bytes.get(layer, 0) for layer in group.layers) // self.block_size
 
     def _try_reclaim(self) -> None:
         if self._lock.acquire(blocking=False):

@@ -18,6 +18,11 @@ class LayerGroup:
     layers: tuple[int, ...]
 
 
+def visible_offset(past_length: int, window: int | None) -> int:
+    """The first position that the token behind `past_length` others sees."""
+    return 0 if window is None else max(past_length - window + 1, 0)
+
+
 def group_layers(windows: Mapping[int, int | None]) -> tuple[LayerGroup, ...]:
     """Group layers (layer index -> window) by window, in chunks of one common size.
 

@@ -13,32 +13,48 @@ from hfpaged.errors import CacheMismatchError
 from hfpaged.graph import with_graph
 from hfpaged.handle import LazyKV
 from hfpaged.kv_storage import LayerStore, check_signature
-from hfpaged.layer_groups import LayerGroup
+from hfpaged.layer_groups import LayerGroup, visible_offset
 from hfpaged.rows import Rows
 from hfpaged.step import Step
 
 
 class LayerStep:
-    """One layer in one step: the new keys and values, and where all earlier ones lie."""
+    """One layer in one step: the new keys and values, and where all earlier ones lie. Positions offset .. length - 1
+    are visible.
+    """
 
-    __slots__ = ("key", "rows", "step", "store", "value", "window")
+    __slots__ = ("_steps", "key", "length", "offset", "rows", "step", "store", "value", "window")
 
     def __init__(
         self, rows: Rows, step: Step, store: LayerStore, key: Tensor, value: Tensor, window: int | None
     ) -> None:
         self.rows, self.step, self.store = rows, step, store
         self.key, self.value, self.window = key, value, window
+        self.offset, self.length = visible_offset(rows.past_length, window), rows.length
+        self._steps = rows.steps
+
+    def sees_more(self, window: int | None) -> bool:
+        """Whether a mask with this window would see positions that a cache with ours does not show any more."""
+        is_wider = self.window is not None and (window is None or window > self.window)
+        return is_wider and self.offset > 0
 
     def dense(self, is_key: bool, past_had_graph: bool = False) -> Tensor:
-        """[batch, num_kv_heads, visible length, dim], zeros where padding was not stored."""
+        """[batch, num_kv_heads, visible length, dim], zeros where padding was not stored.
+
+        Raises CacheMismatchError where blocks may have left the window since: after the forward.
+        """
         new = self.key if is_key else self.value
         if self.step.is_first and self.store.key.dtype == self.key.dtype:
             return new
         stored = self.store.key if is_key else self.store.value
-        full = dense_rows(self.rows, self.step, stored).to(new.dtype)
-        if new.requires_grad or past_had_graph:
-            full = with_graph(full, new, past_had_graph)
-        return full[:, :, visible_offset(self.rows.past_length, self.window) :]
+        if self.window is not None and self._steps is not self.rows.steps:
+            raise CacheMismatchError(
+                f"keys or values of {self.length} positions of a layer with a window of {self.window} were read after "
+                "their forward, when blocks that left the window may hold something else; read them in the forward, "
+                "or those of cache.layers[i] now"
+            )
+        full = dense_rows(self.rows, self.step, stored, self.offset, self.length).to(new.dtype)
+        return with_graph(full, new, past_had_graph) if new.requires_grad or past_had_graph else full
 
 
 class PagedLayer(CacheLayerMixin):
@@ -54,7 +70,6 @@ class PagedLayer(CacheLayerMixin):
         self._store: LayerStore | None = None
         self.is_sliding = self.group.window is not None
         self.sliding_window = self.group.window
-        self.record_past = False
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Find or make the store for keys and values of this kind."""
@@ -113,8 +128,17 @@ class PagedLayer(CacheLayerMixin):
     def get_max_length(self) -> int:
         return -1 if self.group.window is None else self.group.window
 
+    @property
+    def record_past(self) -> bool:
+        """Whether blocks that leave a window stay until the next crop: of all layers of the cache or of none."""
+        return self._rows.records_past
+
+    @record_past.setter
+    def record_past(self, records: bool) -> None:
+        self._rows.records_past = records
+
     def activate_past_recording(self) -> None:
-        """Blocks stay until crop anyway; the mark is for those who ask."""
+        """Keep what leaves the window until the next crop, which may then go back to before it."""
         self.record_past = True
 
     def share_store(self, other: PagedLayer) -> None:
@@ -123,7 +147,7 @@ class PagedLayer(CacheLayerMixin):
 
     @property
     def keys(self) -> Tensor | None:
-        """The stored keys, gathered: [batch, num_kv_heads, length, dim]; None before the first ones."""
+        """The stored keys, gathered: [batch, num_kv_heads, visible length, dim]; None before the first ones."""
         return self._gathered("key")
 
     @keys.setter
@@ -133,7 +157,7 @@ class PagedLayer(CacheLayerMixin):
 
     @property
     def values(self) -> Tensor | None:
-        """The stored values, gathered: [batch, num_kv_heads, length, dim]; None before the first ones."""
+        """The stored values, gathered: [batch, num_kv_heads, visible length, dim]; None before the first ones."""
         return self._gathered("value")
 
     @values.setter
@@ -150,8 +174,8 @@ class PagedLayer(CacheLayerMixin):
             return None
         stored = getattr(self._store, which)
         step = self._rows.reading_step(self._group_index).to(stored.device)
-        full = dense_rows(self._rows, step, stored)
-        return full[:, :, visible_offset(self._rows.length, self.group.window) :]
+        rows = self._rows
+        return dense_rows(rows, step, stored, visible_offset(rows.length, self.group.window), rows.length)
 
     def _overwrite(self, *, key: Tensor | None = None, value: Tensor | None = None) -> None:
         old_key, old_value = self.keys, self.values
@@ -169,28 +193,29 @@ class PagedLayer(CacheLayerMixin):
         self._store.write(flat_tokens(key.detach()), flat_tokens(value.detach()), step.slots)
 
     def _lazy(self, layer_step: LayerStep, new: Tensor, is_key: bool) -> Tensor:
-        offset = visible_offset(self._rows.past_length, self.group.window)
-        shape = (new.shape[0], new.shape[1], self._rows.length - offset, new.shape[3])
+        shape = (new.shape[0], new.shape[1], layer_step.length - layer_step.offset, new.shape[3])
         lazy: LazyKV = LazyKV.wrap(shape, new.dtype, new.device)
         lazy.step, lazy.is_key = layer_step, is_key
         return lazy
 
 
-def visible_offset(past_length: int, window: int | None) -> int:
-    """The first position that the next query may see."""
-    return 0 if window is None else max(past_length - window + 1, 0)
-
-
-def dense_rows(rows: Rows, step: Step, cache: Tensor) -> Tensor:
-    """[batch, num_kv_heads, length, dim] in the positions of the padded rows; padding is zeros."""
+def dense_rows(rows: Rows, step: Step, cache: Tensor, offset: int, length: int) -> Tensor:
+    """[batch, num_kv_heads, length - offset, dim]: positions offset .. length - 1 of the padded rows, all of whose
+    tokens must lie in blocks that are held; padding is zeros.
+    """
     packed = kernels.gather(cache, step.block_tables, step.context_lengths)
     if rows.kept is None:
-        return packed
-    kept = torch.from_numpy(rows.kept).to(cache.device)
-    padded = packed.new_zeros(*packed.shape[:2], rows.length, packed.shape[3])
-    counts = kept.sum(dim=1)
-    stored = torch.arange(packed.shape[2], device=cache.device) < counts[:, None]
-    padded.transpose(1, 2)[kept] = packed.transpose(1, 2)[stored]
+        if bool((step.context_lengths == packed.shape[2]).all()):
+            return packed[:, :, packed.shape[2] - (length - offset) :]
+        kept = torch.ones(len(packed), length - offset, dtype=torch.bool, device=cache.device)
+    else:
+        kept = torch.from_numpy(rows.kept[:, offset:length]).to(cache.device)
+    padded = packed.new_zeros(*packed.shape[:2], length - offset, packed.shape[3])
+    # Of each row the last tokens that are held, as many as positions from `offset` on are no padding.
+    ends = step.context_lengths[:, None]
+    places = torch.arange(packed.shape[2], device=cache.device)
+    visible = (places >= ends - kept.sum(dim=1, keepdim=True)) & (places < ends)
+    padded.transpose(1, 2)[kept] = packed.transpose(1, 2)[visible]
     return padded
 
 

@@ -44,6 +44,7 @@ class Rows:
         self.copies: list[list[BlockCopy]] = []  # by layer group, to be made before the step's first write
         self._held: list[Sequence] = []  # the sources of those copies
         self.uncopied: set[int] = set()  # layers that have not made them yet
+        self.records_past = False  # blocks that left a window stay until the next crop
         self.in_forward = False  # whether a forward has begun that has not ended; known of patched models only
         self.past_length = 0
         self.late_padding = False  # whether the step has padding behind a token of its row
@@ -107,10 +108,22 @@ class Rows:
         self.seen = {layer: min(seen, self.past_length) for layer, seen in self.seen.items()}
         self._cut(self.past_length)
 
+    def release_left(self, *, recorded: bool = False) -> None:
+        """Give back what left the windows, `recorded` or not. The step before can no longer be rolled back then."""
+        if self.pool.manager.has_windows and (recorded or not self.records_past):
+            self.steps = []
+            with self.pool.changing() as manager:
+                manager.release_left(self.sequences)
+
     def truncate(self, length: int) -> None:
-        """Keep the first `length` positions of each row."""
+        """Keep the first `length` positions of each row. Raises WindowPassedError and changes nothing where layers
+        with a window do not hold any more what the next token would see.
+        """
+        length = min(length, self.length)
+        for sequence, stored in zip(self.sequences, self._stored(length), strict=True):
+            self.pool.manager.check_trim(sequence, stored)
         self.seen = {layer: min(seen, length) for layer, seen in self.seen.items()}
-        self._cut(min(length, self.length))
+        self._cut(length)
 
     def select(self, indices: Iterable[int]) -> None:
         """Row i becomes what row indices[i] was; rows may repeat or vanish. Tables are forked, nothing is copied."""
@@ -130,7 +143,7 @@ class Rows:
         with self.pool.changing() as manager:
             child.sequences = [manager.fork(sequence) for sequence in self.sequences]
         child.length, child.kept, child.seen = self.length, self.kept, dict(self.seen)
-        child.graphs = set(self.graphs)
+        child.graphs, child.records_past = set(self.graphs), self.records_past
         return child
 
     def abandon(self) -> None:
@@ -171,6 +184,8 @@ class Rows:
         counts = [query_length] * len(same_as) if kept is None else kept.sum(axis=1).tolist()
         owns = [row == first for row, first in enumerate(same_as)]
         with self.pool.changing() as manager:
+            if not self.records_past:  # what the step needs is seen from its first token, which a rollback goes back to
+                manager.release_left(self.sequences)
             if not self.sequences:
                 self.sequences = [manager.create() for own in owns if own]
             self.copies = manager.grow(
@@ -209,10 +224,13 @@ class Rows:
             behind_a_token = np.maximum.accumulate(self.kept, axis=1)[:, self.past_length :] & ~kept
             self.late_padding = bool(behind_a_token.any())
 
+    def _stored(self, length: int) -> list[int]:
+        """Tokens among the first `length` positions of each row."""
+        return [length] * self.batch if self.kept is None else self.kept[:, :length].sum(axis=1).tolist()
+
     def _cut(self, length: int) -> None:
         with self.pool.changing() as manager:
-            for row, sequence in enumerate(self.sequences):
-                stored = length if self.kept is None else int(self.kept[row, :length].sum())
+            for sequence, stored in zip(self.sequences, self._stored(length), strict=True):
                 manager.trim(sequence, stored)
         self.length = length
         self.kept = None if self.kept is None else self.kept[:, :length]

@@ -19,8 +19,9 @@ class Step:
     """One step of one layer group. The tokens lie in one flat list; padded rows and packed tokens are both that.
 
     slots            [num_tokens] int64, -1 for a token that is not stored
-    block_tables     [num_seqs, max_blocks] int32, anything behind a table's end
-    context_lengths  [num_seqs] int32, stored tokens with those of this step
+    block_tables     [num_seqs, max_blocks] int32, the blocks that are held; anything behind a table's end
+    context_lengths  [num_seqs] int32, the tokens in those blocks with those of this step. Attention with a window
+                     does not care at which position it begins, so blocks that left the window are not told of.
     query_starts     [num_seqs] int32, the first token of a sequence in the flat list
     query_lengths    [num_seqs] int32, its tokens in this step
     """
@@ -60,12 +61,12 @@ def build_step(
     tokens another row stores for it.
     """
     lengths = [query_length] * len(tables) if kept is None else kept.sum(axis=1).tolist()
-    contexts = [table.length for table in tables]
+    contexts = [table.length - table.first * block_size for table in tables]
     if query_length == 1 and kept is None:
-        slots = [table.slot(table.length - 1) if owns else -1 for table, owns in zip(tables, stores, strict=True)]
+        slots = [table.last_slot() if owns else -1 for table, owns in zip(tables, stores, strict=True)]
         flat = np.array(slots, dtype=np.int64)
     else:
-        flat = _slots(tables, block_size, query_length, lengths, kept, stores)
+        flat = _slots(tables, contexts, block_size, query_length, lengths, kept, stores)
     starts, contiguous = _starts(len(tables), query_length, lengths, kept)
     return Step(
         slots=torch.from_numpy(flat),
@@ -75,19 +76,19 @@ def build_step(
         query_lengths=torch.tensor(lengths, dtype=torch.int32),
         num_seqs=len(tables),
         is_decode=query_length == 1 and all(lengths),
-        is_first=contexts == lengths,
+        is_first=contexts == lengths and not any(table.first for table in tables),
         is_contiguous=contiguous,
     )
 
 
 def _slots(
-    tables: Many[BlockTable], block_size: int, query_length: int, lengths: Many[int],
+    tables: Many[BlockTable], contexts: Many[int], block_size: int, query_length: int, lengths: Many[int],
     kept: npt.NDArray[np.bool_] | None, stores: Many[bool],
 ) -> npt.NDArray[np.int64]:  # fmt: skip
     slots = np.full((len(tables), query_length), -1, dtype=np.int64)
-    for row, (table, length) in enumerate(zip(tables, lengths, strict=True)):
+    for row, (table, context, length) in enumerate(zip(tables, contexts, lengths, strict=True)):
         if stores[row] and length:
-            positions = np.arange(table.length - length, table.length)
+            positions = np.arange(context - length, context)  # counted from the first block that is held
             blocks = np.frombuffer(table.blocks, dtype=np.int32).astype(np.int64)
             own = blocks[positions // block_size] * block_size + positions % block_size
             slots[row, slice(None) if kept is None else kept[row]] = own
