@@ -50,6 +50,7 @@ def _why_dense(
 ) -> str | None:
     """None when the kernels know the case, else why not."""
     if not isinstance(mask, LazyMask) or not mask.is_plain:
+        step.rows.see_later_tokens()
         return "a mask that is not causal with padding"
     if dropout or kwargs.get("position_bias") is not None or kwargs.get("is_causal") is False:
         return "dropout, a position bias or attention that is not causal"

@@ -54,7 +54,8 @@ class BlockManager:
 
     def fork(self, parent: Sequence) -> Sequence:
         """A sequence that shares all blocks of `parent`; either copies a block only when it writes into it."""
-        return self._keep(Sequence(tuple(table.fork() for table in parent.tables)))
+        chain = parent.chain.fork() if parent.chain else None
+        return self._keep(Sequence(tuple(table.fork() for table in parent.tables), chain))
 
     def num_blocks_needed(self, growth: Many[tuple[Sequence, int]]) -> int:
         """How many free blocks `grow` would take, copies-on-write included."""
@@ -115,10 +116,18 @@ class BlockManager:
         """Keep the first `length` tokens of a sequence, for which `check_trim` must hold."""
         for table in sequence.tables:
             table.trim(length)
+        if sequence.chain:
+            sequence.chain.trim(length, self.block_size)
 
     def free(self, sequence: Sequence) -> None:
-        """Give back all blocks of a sequence and forget it."""
+        """Give back all blocks of a sequence and forget it. Its tail goes first, through all layer groups, so that
+        of a published prefix the end is evicted before the beginning.
+        """
         self._sequences.remove(sequence)
+        ends = {table.first + len(table.blocks) for table in sequence.tables}
+        for number in range(max(ends, default=0) - 1, -1, -1) if len(sequence.tables) > 1 else ():
+            for table in sequence.tables:
+                table.release_last(number)
         self.trim(sequence, 0)
 
     def check_integrity(self) -> None:

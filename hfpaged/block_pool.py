@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from hfpaged.errors import IntegrityError, OutOfBlocksError
@@ -10,11 +10,14 @@ from hfpaged.errors import IntegrityError, OutOfBlocksError
 
 @dataclass(frozen=True)
 class PoolStats:
-    """Blocks by state. `used` are held by at least one block table, `shared` by two or more."""
+    """Blocks by state. `used` are held by at least one block table, `shared` by two or more; `cached` are held by
+    none and keep a published prefix until their memory is needed, so they count as free.
+    """
 
     total: int
     used: int
     shared: int
+    cached: int = 0
 
     @property
     def free(self) -> int:
@@ -26,12 +29,20 @@ class BlockPool:
 
     Released ids are handed out again before fresh ones, so that storage behind the pool needs to be no larger
     than `high_water` blocks. Refcounts change here and nowhere else.
+
+    A published block keeps its contents when its last holder releases it: it is cached, and taken for something else
+    only when no other block is left, the least recently released first. `on_evict` is told then. At most `max_cached`
+    are kept (None: as many as there is room for).
     """
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
+        self.max_cached: int | None = None
+        self.on_evict: Callable[[int], None] = lambda block: None
         self._refcounts: list[int] = []  # by block id, as long as high_water
         self._released: list[int] = []
+        self._published: set[int] = set()
+        self._cached: dict[int, None] = {}  # published and held by nobody, least recently released first
         self._num_shared = 0
 
     @property
@@ -45,11 +56,16 @@ class BlockPool:
 
     @property
     def num_used(self) -> int:
-        return len(self._refcounts) - len(self._released)
+        """Blocks that block tables hold."""
+        return len(self._refcounts) - len(self._released) - len(self._cached)
+
+    @property
+    def num_cached(self) -> int:
+        return len(self._cached)
 
     @property
     def stats(self) -> PoolStats:
-        return PoolStats(total=self.num_blocks, used=self.num_used, shared=self._num_shared)
+        return PoolStats(self.num_blocks, self.num_used, self._num_shared, self.num_cached)
 
     def refcount(self, block: int) -> int:
         """How many block tables hold `block`; 0 for a free one."""
@@ -63,14 +79,18 @@ class BlockPool:
         taken = [self._released.pop() for _ in range(recycled)]
         for block in taken:
             self._refcounts[block] = 1
-        fresh = range(self.high_water, self.high_water + count - recycled)
+        fresh = range(self.high_water, min(self.high_water + count - recycled, self.num_blocks))
         self._refcounts.extend(1 for _ in fresh)
-        return taken + list(fresh)
+        evicted = [self._evict() for _ in range(count - recycled - len(fresh))]
+        for block in evicted:
+            self._refcounts[block] = 1
+        return taken + list(fresh) + evicted
 
     def acquire(self, block: int) -> None:
-        """One more table holds `block`, which must be in use."""
-        if self.refcount(block) == 0:
+        """One more table holds `block`, which must be in use or cached."""
+        if self.refcount(block) == 0 and block not in self._cached:
             raise IntegrityError(f"block {block} was acquired while it is free")
+        self._cached.pop(block, None)
         self._refcounts[block] += 1
         self._num_shared += self._refcounts[block] == 2
 
@@ -81,7 +101,44 @@ class BlockPool:
         self._refcounts[block] -= 1
         self._num_shared -= self._refcounts[block] == 1
         if self._refcounts[block] == 0:
-            self._released.append(block)
+            if block not in self._published:
+                self._released.append(block)
+                return
+            self._cached[block] = None
+            if self.max_cached is not None and len(self._cached) > self.max_cached:
+                self._released.append(self._evict())
+
+    def is_published(self, block: int) -> bool:
+        """Whether others may find `block` by its contents, which must not change then."""
+        return block in self._published
+
+    def publish(self, block: int) -> None:
+        """The contents of `block`, which is in use, are complete and can be found by others from now on."""
+        if self.refcount(block) == 0:
+            raise IntegrityError(f"block {block} was published while it is free")
+        self._published.add(block)
+
+    def withdraw(self, block: int) -> None:
+        """Undo `publish` for a block in use."""
+        self._published.remove(block)
+
+    def published(self) -> set[int]:
+        """All published blocks, in use or cached."""
+        return set(self._published)
+
+    def drop_cached(self) -> int:
+        """Forget all cached blocks; how many there were."""
+        count = len(self._cached)
+        self._released += [self._evict() for _ in range(count)]
+        return count
+
+    def _evict(self) -> int:
+        """Take the least recently used cached block; it is on no list then."""
+        block = next(iter(self._cached))
+        del self._cached[block]
+        self._published.remove(block)
+        self.on_evict(block)
+        return block
 
     def check_integrity(self, tables: Iterable[Iterable[int]]) -> None:
         """Recount everything from scratch against all block tables over this pool.
@@ -100,8 +157,13 @@ class BlockPool:
         if wrong:
             raise IntegrityError(f"refcounts and tables disagree, block: (refcount, tables) = {wrong}")
         free = [block for block, count in enumerate(counted) if count == 0]
-        if sorted(self._released) != free:
-            raise IntegrityError(f"free list {sorted(self._released)} should be {free}")
+        listed = sorted([*self._released, *self._cached])
+        if listed != free:
+            raise IntegrityError(f"free list and cached blocks {listed} should be {free}")
+        if not self._cached.keys() <= self._published:
+            raise IntegrityError(f"cached blocks {sorted(self._cached.keys() - self._published)} are not published")
+        if self._published & set(self._released):
+            raise IntegrityError(f"free blocks {sorted(self._published & set(self._released))} are still published")
         if self.high_water > self.num_blocks:
             raise IntegrityError(f"block {self.high_water - 1} is beyond the pool's {self.num_blocks} blocks")
         if self._num_shared != sum(count > 1 for count in counted):

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from hfpaged.block_pool import BlockPool
 
+# Stands for the id of a block that a table, or the prefix index, has no longer.
+GONE = -1
+
 
 @dataclass(frozen=True)
 class BlockCopy:
@@ -33,13 +36,13 @@ class BlockTable:
         self.length = 0  # all tokens that were stored, those of released blocks too
 
     def must_copy(self, count: int, released: int = 0) -> bool:
-        """Whether appending `count` tokens writes into a block that others hold too.
+        """Whether appending `count` tokens writes into a block that others hold too, or can find by its contents.
 
         `released` is how many of them will have let go of that block by then.
         """
         if count == 0 or self.length % self._block_size == 0:
             return False
-        return self._pool.refcount(self.blocks[-1]) - released > 1
+        return self._pool.refcount(self.blocks[-1]) - released > 1 or self._pool.is_published(self.blocks[-1])
 
     def num_new_blocks(self, count: int) -> int:
         """How many fresh blocks `count` more tokens need, copies not counted."""
@@ -67,6 +70,11 @@ class BlockTable:
         del self.blocks[kept:]
         self.length = length
 
+    def release_last(self, number: int) -> None:
+        """Release block `number` of the sequence if it is the last one; only to free the whole table."""
+        if self.blocks and self.first + len(self.blocks) - 1 == number:
+            self._pool.release(self.blocks.pop())
+
     def release_before(self, position: int) -> None:
         """Release the blocks that lie wholly before `position`, which is no larger than `length`."""
         count = position // self._block_size - self.first
@@ -75,6 +83,22 @@ class BlockTable:
                 self._pool.release(block)
             del self.blocks[:count]
             self.first += count
+
+    def attach(self, blocks: list[int], first: int, length: int) -> None:
+        """Hold published `blocks` from block number `first` on, as the first `length` tokens of this empty table."""
+        for block in blocks:
+            self._pool.acquire(block)
+        self.blocks, self.first, self.length = array("i", blocks), first, length
+
+    def block(self, number: int) -> int:
+        """The id of block `number` of the sequence, GONE where it has been released."""
+        return GONE if number < self.first else self.blocks[number - self.first]
+
+    def replace(self, number: int, block: int) -> None:
+        """Hold `block`, which has the same contents, as block `number`."""
+        self._pool.acquire(block)
+        self._pool.release(self.blocks[number - self.first])
+        self.blocks[number - self.first] = block
 
     def fork(self) -> BlockTable:
         """Another table over the same blocks; nothing is copied before one of the two writes."""

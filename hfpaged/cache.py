@@ -12,12 +12,15 @@ from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import Cache
 
 from hfpaged import compat, patching
+from hfpaged.admission import Admission
 from hfpaged.config import DEFAULT_BLOCK_SIZE
+from hfpaged.content import read_content
 from hfpaged.errors import CacheMismatchError, InvalidConfigError, UnsupportedModelError
 from hfpaged.kv_format import KVFormat, resolve_format
 from hfpaged.kv_pool import CacheStats, KVPool
 from hfpaged.layer_groups import group_layers
 from hfpaged.paged_layer import PagedLayer
+from hfpaged.prefix_sharing import begin_batch, root_keys, why_not_shared
 from hfpaged.rows import Rows
 from hfpaged.step_plan import plan_step
 
@@ -39,6 +42,8 @@ class PagedCache(DynamicCache):
         num_blocks: instead of `memory`, the number of blocks.
         pool: the `pool` of another cache of the same model, to share its blocks.
         kv_dtype: "auto" stores what the model computes; "bfloat16", "float16", "float32" convert.
+        salt: prefixes are shared only among caches with the same salt, one for each tenant say.
+        publish: let later prompts find what this cache computes; without, it only reads what others published.
 
     Raises:
         InvalidConfigError: sizes or dtypes that cannot work.
@@ -55,6 +60,8 @@ class PagedCache(DynamicCache):
         num_blocks: int | None = None,
         pool: KVPool | None = None,
         kv_dtype: str | torch.dtype | KVFormat = "auto",
+        salt: str | None = None,
+        publish: bool = True,
     ) -> None:
         config = _config_of(model, config)
         self._is_encoder_decoder = bool(getattr(config, "is_encoder_decoder", False))
@@ -79,7 +86,8 @@ class PagedCache(DynamicCache):
                 f"the pool was made for layer groups {pool.groups}, this model has {group_layers(windows)}: "
                 "caches on one pool must be of one model"
             )
-        self._adopt(Rows(pool), layers)
+        self.salt = salt
+        self._adopt(Rows(pool, publish), layers)
         if model is not None:
             patching.patch(model)
 
@@ -90,6 +98,9 @@ class PagedCache(DynamicCache):
                 layers[index] = PagedLayer(rows, group_index, place)
         Cache.__init__(self, layers=layers)
         self._rows = rows
+        self._admission: Admission | None = None
+        self._may_have_changed = False  # whether the weights may be others than those of the stored keys
+        self._is_beside = False  # computes a part of a prompt for another cache
         # Layers hold the rows, not the cache, so that a dropped cache dies at once and its blocks come back.
         self._finalizer = weakref.finalize(self, rows.abandon)
 
@@ -114,6 +125,7 @@ class PagedCache(DynamicCache):
             raise UnsupportedModelError(_WRAP)
         self.__dict__["_is_user_defined"] = value
         self._undo_interrupted()
+        self._may_have_changed = True
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
         """Store keys and values [batch, num_kv_heads, length, dim] of one layer; returns lazy views of all visible
@@ -126,22 +138,61 @@ class PagedCache(DynamicCache):
             )
         return self.layers[layer_idx].update(key_states, value_states, *args, **kwargs)
 
-    def expect(self, inputs: Mapping[str, Any]) -> None:
+    def expect(self, inputs: Mapping[str, Any], model: PreTrainedModel) -> dict[str, Any] | None:
         """What the next step brings, told before its first key by the arguments of the model's forward: padding,
-        which is not stored, and rows that are equal, which are stored once. Patched models call it.
+        which is not stored, rows that are equal, which are stored once, and tokens that are known already. Patched
+        models call it. Returns the arguments of what is left to be computed, None where that is everything.
 
         Raises CacheMismatchError when the mask asks for positions that were padding when they were computed.
         """
         self._undo_interrupted()
         self._rows.expect(None)  # whatever the plan says, the step before is over
-        self._rows.expect(plan_step(self._rows, inputs))
+        left = self._share(inputs, model)
+        self._rows.expect(plan_step(self._rows, left or inputs))
+        return left
+
+    def _share(self, inputs: Mapping[str, Any], model: PreTrainedModel) -> dict[str, Any] | None:
+        """Let empty rows begin with what is known of their prompts, and note what tokens the step brings."""
+        rows, tokens = self._rows, self._rows.tokens
+        content = None if self._own_layers else read_content(inputs)
+        left = None
+        if not rows.length:
+            tokens.root = None
+        if content is None or (tokens.root is None and rows.length) or why_not_shared(model, inputs, content):
+            content = None
+        elif not rows.length:
+            rows.free()  # rows without a token bind nobody to their number
+            left, self._admission = begin_batch(self, rows, model, inputs, content)
+            content = read_content(left) if left else content
+            self._count_once()
+        elif tokens.root and self._may_have_changed and not set(root_keys(model, self.salt)) <= set(tokens.root.keys):
+            content = None
+        self._may_have_changed = False
+        tokens.announce(content)
+        return left
+
+    def _count_once(self) -> None:
+        if self._admission is not None and not self._is_beside:
+            counts = self.pool.prefixes.index.counts
+            counts.queries += sum(len(items) // self._admission.root.width for items in self._admission.items)
+            counts.hits += sum(self._admission.hits)
+
+    def beside(self) -> tuple[PagedCache, Rows]:
+        """An empty cache on the same pool with the same salt, to compute a part of a prompt for this one."""
+        child = object.__new__(PagedCache)
+        child._is_encoder_decoder, child.salt = self._is_encoder_decoder, self.salt
+        child._adopt(Rows(self.pool, self._rows.tokens.publishes), [None] * len(self.layers))
+        child._is_beside, child._rows.records_past = True, True
+        for new, old in zip(child.layers, self.layers, strict=True):
+            new.share_store(old)
+        return child, child._rows
 
     def end_step(self, completed: bool) -> None:
         """The forward that `expect` announced is over: blocks that left a window go back to the pool. One that was
         not completed is undone.
         """
         if completed:
-            self._rows.release_left()
+            self._rows.complete()
         else:
             self.abort_step()
         self._rows.in_forward = False
@@ -212,7 +263,7 @@ class PagedCache(DynamicCache):
 
         child = object.__new__(PagedCache)
         memo[id(self)] = child
-        child._is_encoder_decoder = self._is_encoder_decoder
+        child._is_encoder_decoder, child.salt = self._is_encoder_decoder, self.salt
         own = [None if isinstance(layer, PagedLayer) else copy.deepcopy(layer, memo) for layer in self.layers]
         child._adopt(self._rows.fork(), own)
         for new, old in zip(child.layers, self.layers, strict=True):

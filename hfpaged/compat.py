@@ -63,6 +63,22 @@ def can_set_attention(model: PreTrainedModel) -> bool:
     return bool(model._can_set_attn_implementation())
 
 
+def longest_with_same_positions(config: PreTrainedConfig) -> int | None:
+    """The longest prompt whose rotary positions do not depend on its length; None where they never do."""
+    text = config.get_text_config(decoder=True)
+    rope = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
+    kinds = [rope, *(part for part in rope.values() if isinstance(part, dict))]
+    if not any(part.get("rope_type", part.get("type")) in ("dynamic", "longrope") for part in kinds):
+        return None
+    original = [part.get("original_max_position_embeddings") for part in kinds]
+    original += [getattr(text, "original_max_position_embeddings", None), text.max_position_embeddings]
+    return int(next(length for length in original if length))
+
+
+def active_adapters(model: PreTrainedModel) -> tuple[str, ...]:
+    return ()
+
+
 class PatchedName(str):
     """Our name as a config holds it, with the one that it had before: a copy of a patched config takes it along."""
 

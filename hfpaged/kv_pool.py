@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -18,10 +18,12 @@ from hfpaged.errors import InvalidConfigError
 from hfpaged.kv_format import KVFormat
 from hfpaged.kv_storage import KVStorage, LayerStore
 from hfpaged.layer_groups import LayerGroup
-from hfpaged.sequence import Sequence
+from hfpaged.prefix_cache import PrefixCache
 
 # What a pool may take of the free memory when its user names no size. It grows as needed up to there.
 DEFAULT_SHARE = 0.5
+# What of such a pool prefixes that nobody uses may keep.
+CACHED_SHARE = 0.25
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,10 @@ class CacheStats:
     `bytes_reserved` is what the tensors take; `bytes_live` what tokens fill, shared ones counted once;
     `waste_ratio` the part of the blocks in use that no live token fills. `tokens` is the mean over the layer groups:
     those with a window hold fewer, for a token is gone from them once its block has left the window.
+
+    `blocks_cached` are free and keep a published prefix until they are needed. `prefix_queries` counts the prompt
+    tokens that were looked up, once per request, `prefix_hits` those that need not be computed for it,
+    `prefix_evictions` the published blocks that had to make room.
     """
 
     blocks_total: int
@@ -41,6 +47,10 @@ class CacheStats:
     bytes_live: int
     waste_ratio: float
     tokens: int
+    blocks_cached: int = 0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+    prefix_evictions: int = 0
 
 
 class KVPool:
@@ -65,14 +75,17 @@ class KVPool:
         self.block_size = check_block_size(block_size)
         self.kv_format = kv_format
         self._lock = threading.Lock()
-        self._abandoned: deque[Sequence] = deque()
+        self._abandoned: deque[Callable[[BlockManager], None]] = deque()
         self.storage = KVStorage(block_size, kv_format)
         self._memory = None if memory is None else parse_bytes(memory)
         self._has_own_size = num_blocks is not None
+        self._keeps_all = True  # cached prefixes may fill the pool, which its user has sized
         self._block_bytes: dict[int, int] = {}  # by layer
         size = check_num_blocks(num_blocks, len(groups)) if num_blocks is not None else 0
         self.blocks = BlockPool(size)
-        self.manager = BlockManager(self.blocks, len(groups), block_size, [group.window for group in groups])
+        windows = [group.window for group in groups]
+        self.manager = BlockManager(self.blocks, len(groups), block_size, windows)
+        self.prefixes = PrefixCache(self.manager, windows)
 
     @property
     def num_blocks(self) -> int:
@@ -81,7 +94,7 @@ class KVPool:
 
     @property
     def num_free(self) -> int:
-        """Blocks that no sequence holds."""
+        """Blocks that no sequence holds, those of cached prefixes among them."""
         self._try_reclaim()
         return self.blocks.num_free
 
@@ -92,11 +105,11 @@ class KVPool:
             self._reclaim()
             yield self.manager
 
-    def abandon(self, sequences: list[Sequence]) -> None:
-        """Free sequences of a cache that is gone. The garbage collector calls this in the middle of anything, a
+    def abandon(self, free: Callable[[BlockManager], None]) -> None:
+        """Free the sequences of a cache that is gone. The garbage collector calls this in the middle of anything, a
         change of this very pool included: where that is under way, the blocks come back at the next one.
         """
-        self._abandoned.extend(sequences)
+        self._abandoned.append(free)
         self._try_reclaim()
 
     def __repr__(self) -> str:
@@ -105,7 +118,7 @@ class KVPool:
     def stats(self) -> CacheStats:
         """A snapshot. `tokens` counts a token that several sequences share once."""
         with self.changing():
-            pool, tokens = self.blocks.stats, self.manager.tokens_by_group
+            pool, tokens, counts = self.blocks.stats, self.manager.tokens_by_group, self.prefixes.index.counts
         held = pool.used * self.block_size
         return CacheStats(
             blocks_total=pool.total,
@@ -116,12 +129,17 @@ class KVPool:
             bytes_live=sum(map(self._bytes_of, self.groups, tokens)),
             waste_ratio=1 - sum(tokens) / held if held else 0.0,
             tokens=sum(tokens) // max(len(self.groups), 1),
+            blocks_cached=pool.cached,
+            prefix_queries=counts.queries,
+            prefix_hits=counts.hits,
+            prefix_evictions=counts.evictions,
         )
 
     def check_integrity(self) -> None:
         """Recount all blocks from scratch. Raises IntegrityError."""
         with self.changing() as manager:
             manager.check_integrity()
+            self.prefixes.check_integrity()
 
     def settle_size(self, layer: int, store: LayerStore) -> None:
         """Layer `layer` keeps its blocks in `store`: turn memory into a number of blocks by what is known now.
@@ -134,9 +152,12 @@ class KVPool:
                 return
             if self._memory is None:
                 self._memory = int(DEFAULT_SHARE * free_memory(store.key.device))
+                self._keeps_all = False
             to_come = max(len(group.layers) for group in self.groups) - self.storage.num_stores
             fitting = self._count(self._memory, self.storage.block_bytes + max(to_come, 0) * store.block_bytes)
             self.blocks.num_blocks = max(fitting, self.blocks.high_water)
+            if not self._keeps_all:
+                self.blocks.max_cached = int(self.blocks.num_blocks * CACHED_SHARE)
 
     def _bytes_of(self, group: LayerGroup, tokens: int) -> int:
         return tokens * sum(self._block_bytes.get(layer, 0) for layer in group.layers) // self.block_size
@@ -150,7 +171,7 @@ class KVPool:
 
     def _reclaim(self) -> None:
         while self._abandoned:
-            self.manager.free(self._abandoned.popleft())
+            self._abandoned.popleft()(self.manager)
 
     def _count(self, memory: int, block_bytes: int) -> int:
         count = memory // block_bytes

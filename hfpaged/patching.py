@@ -112,10 +112,13 @@ def _paged_cache(names: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str
     return (cache if isinstance(cache, PagedCache) else None), named
 
 
-def _before_forward(names: tuple[str, ...], module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def _before_forward(
+    names: tuple[str, ...], module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """Tells the cache what comes; the forward gets what of it is not known yet."""
     cache, named = _paged_cache(names, args, kwargs)
-    if cache is not None:
-        cache.expect(named)
+    left = cache.expect(named, module) if cache is not None else None
+    return None if left is None else ((), left)
 
 
 class _AfterForward:

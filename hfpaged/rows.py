@@ -6,16 +6,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from hfpaged.block_manager import BlockManager
 from hfpaged.block_table import BlockCopy
+from hfpaged.content import Bools
 from hfpaged.errors import CacheMismatchError
 from hfpaged.kv_pool import KVPool
+from hfpaged.row_tokens import RowTokens
 from hfpaged.sequence import Sequence
 from hfpaged.step import Step, build_step
-
-Bools = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -34,8 +33,9 @@ class Rows:
     A step runs layer by layer: the first layer that brings new keys begins it, the others join.
     """
 
-    def __init__(self, pool: KVPool) -> None:
+    def __init__(self, pool: KVPool, publishes: bool = True) -> None:
         self.pool = pool
+        self.tokens = RowTokens(pool, publishes)
         self.sequences: list[Sequence] = []
         self.length = 0
         self.kept: Bools | None = None  # [batch, length], False for padding; None: there is none
@@ -89,13 +89,22 @@ class Rows:
     def rewriting_step(self, group: int, count: int) -> Step:
         """Metadata to write the last `count` positions anew. Raises CacheMismatchError where blocks are shared."""
         tables = [sequence.tables[group] for sequence in self.sequences]
-        if any(self.pool.blocks.refcount(block) > 1 for table in tables for block in table.blocks):
+        held = [block for table in tables for block in table.blocks]
+        if any(self.pool.blocks.refcount(block) > 1 for block in held):
             raise CacheMismatchError(
                 "other rows or caches share blocks with this one and would change with it; assign keys and values "
                 "before rows are repeated and the cache is copied"
             )
+        with self.pool.changing():
+            self.pool.prefixes.withdraw(held)
+            self.tokens.forget(self.sequences)
         kept = None if self.kept is None else self.kept[:, self.length - count :]
         return build_step(tables, self.pool.block_size, count, kept, [True] * len(tables))
+
+    def begin_with(self, sequences: list[Sequence], length: int, kept: Bools | None) -> None:
+        """Let these rows, which are empty, hold the first `length` positions: `sequences` store the `kept` ones."""
+        self.sequences, self.length, self.kept, self.steps = sequences, length, kept, []
+        self.seen = {layer: length for group in self.pool.groups for layer in group.layers}
 
     def expect(self, plan: StepPlan | None) -> None:
         """A forward begins: the step before it is over, and can no longer be rolled back."""
@@ -105,8 +114,20 @@ class Rows:
         """Undo the step under way, after an exception in the middle of a forward."""
         if not self.steps:
             return
+        self.tokens.step_undone()
         self.seen = {layer: min(seen, self.past_length) for layer, seen in self.seen.items()}
         self._cut(self.past_length)
+
+    def see_later_tokens(self) -> None:
+        """A layer's attention is not plainly causal: what is stored is no function of the tokens before it alone."""
+        self.tokens.forget(self.sequences)
+
+    def complete(self) -> None:
+        """The forward is over: what it filled is published, what left a window goes back."""
+        self.tokens.step_completed()
+        if self.tokens.is_due:
+            self._settle()
+        self.release_left()
 
     def release_left(self, *, recorded: bool = False) -> None:
         """Give back what left the windows, `recorded` or not. The step before can no longer be rolled back then."""
@@ -122,6 +143,7 @@ class Rows:
         length = min(length, self.length)
         for sequence, stored in zip(self.sequences, self._stored(length), strict=True):
             self.pool.manager.check_trim(sequence, stored)
+        self._settle()
         self.seen = {layer: min(seen, length) for layer, seen in self.seen.items()}
         self._cut(length)
 
@@ -129,6 +151,7 @@ class Rows:
         """Row i becomes what row indices[i] was; rows may repeat or vanish. Tables are forked, nothing is copied."""
         indices = list(indices)
         with self.pool.changing() as manager:
+            self.tokens.settle(manager, self.sequences)
             old = self.sequences
             chosen = [old[index] for index in indices]
             self.sequences = [manager.fork(sequence) for sequence in chosen]
@@ -141,6 +164,8 @@ class Rows:
         """Other rows over the same blocks."""
         child = Rows(self.pool)
         with self.pool.changing() as manager:
+            self.tokens.settle(manager, self.sequences)
+            child.tokens = self.tokens.fork()
             child.sequences = [manager.fork(sequence) for sequence in self.sequences]
         child.length, child.kept, child.seen = self.length, self.kept, dict(self.seen)
         child.graphs, child.records_past = set(self.graphs), self.records_past
@@ -148,17 +173,25 @@ class Rows:
 
     def abandon(self) -> None:
         """The cache of these rows is gone."""
-        self.pool.abandon(self.sequences + self._held)
+        self.pool.abandon(self._give_back)
 
     def free(self) -> None:
         """Give all blocks back; the rows are empty and usable afterwards."""
         with self.pool.changing() as manager:
-            for sequence in self.sequences + self._held:
-                manager.free(sequence)
-            self.sequences, self._held = [], []
+            self._give_back(manager)
         self.copies, self.uncopied = [], set()
         self.length, self.kept, self.plan, self.steps, self.seen = 0, None, None, [], {}
         self.graphs = set()
+
+    def _give_back(self, manager: BlockManager) -> None:
+        self.tokens.settle(manager, self.sequences)
+        for sequence in self.sequences + self._held:
+            manager.free(sequence)
+        self.sequences, self._held = [], []
+
+    def _settle(self) -> None:
+        with self.pool.changing() as manager:
+            self.tokens.settle(manager, self.sequences)
 
     def _begin(self, batch: int, query_length: int) -> None:
         self._let_go()
@@ -177,6 +210,7 @@ class Rows:
         except Exception:
             self.free()
             raise
+        self.tokens.step_begins(self.sequences, not self.length, query_length, kept)
         self._remember(batch, query_length, kept)
 
     def _grow(self, same_as: list[int], query_length: int, kept: Bools | None) -> None:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from hfpaged.block_table import BlockTable
+from hfpaged.token_chain import TokenChain
 
 
 class Sequence:
-    """What the block manager hands out. All tables of a sequence have the same length."""
+    """What the block manager hands out. All tables of a sequence have the same length.
 
-    __slots__ = ("tables",)
+    `chain` tells what its tokens are, None where that is not known: then nothing of it can be found by others.
+    """
 
-    def __init__(self, tables: tuple[BlockTable, ...]) -> None:
-        self.tables = tables
+    __slots__ = ("chain", "tables")
+
+    def __init__(self, tables: tuple[BlockTable, ...], chain: TokenChain | None = None) -> None:
+        self.tables, self.chain = tables, chain
 
     @property
     def length(self) -> int:

@@ -299,9 +299,10 @@ def test_assigned_keys_are_what_the_next_step_sees(model):
 
 
 def poison(cache, with_nan=float("nan")):
-    """NaN in every block that nobody holds."""
+    """NaN in every block that nobody holds and that is no published prefix."""
     pool = cache.pool
     held = {block for sequence in cache._rows.sequences for table in sequence.tables for block in table.blocks}
+    held |= pool.blocks.published()
     for store in pool.storage._stores.values():
         free = [block for block in range(len(store.key)) if block not in held]
         store.key[free], store.value[free] = with_nan, with_nan

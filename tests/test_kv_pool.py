@@ -277,10 +277,14 @@ def test_a_change_that_fails_lets_the_next_one_in():
     assert pool.num_free == 2
 
 
+def freeing(sequences):
+    return lambda manager: [manager.free(sequence) for sequence in sequences]
+
+
 def test_abandoned_sequences_are_free_at_once():
     pool = pool_of(num_blocks=4)
     sequences = [grown(pool, 5), grown(pool, 3)]
-    pool.abandon(sequences)
+    pool.abandon(freeing(sequences))
     assert pool.blocks.num_free == 4
     pool.check_integrity()
 
@@ -289,7 +293,7 @@ def test_sequences_abandoned_in_the_middle_of_a_change_come_back_after_it():
     pool = pool_of(num_blocks=4)
     sequences = [grown(pool, 5), grown(pool, 3)]
     with pool.changing() as manager:
-        pool.abandon(sequences)  # does not wait for the lock, which this very thread holds
+        pool.abandon(freeing(sequences))  # does not wait for the lock, which this very thread holds
         assert pool.num_free == 1
         manager.grow([(manager.create(), 1)])
     assert pool.num_free == 3
@@ -300,7 +304,7 @@ def test_sequences_abandoned_in_the_middle_of_a_change_are_free_for_the_next_one
     pool = pool_of(num_blocks=4)
     sequence = grown(pool, 13)
     with pool.changing():
-        pool.abandon([sequence])
+        pool.abandon(freeing([sequence]))
     with pool.changing() as manager:
         manager.grow([(manager.create(), 16)])
     assert pool.num_free == 0
@@ -315,7 +319,7 @@ def test_a_cache_that_the_garbage_collector_drops_in_the_middle_of_a_change_give
 
     cache = Cache()
     cache.itself = cache  # so that only the collector frees it
-    weakref.finalize(cache, pool.abandon, [grown(pool, 9)])
+    weakref.finalize(cache, pool.abandon, freeing([grown(pool, 9)]))
     del cache
     with pool.changing():
         gc.collect()
@@ -325,7 +329,7 @@ def test_a_cache_that_the_garbage_collector_drops_in_the_middle_of_a_change_give
 
 def test_a_dropped_cache_gives_its_blocks_back_whichever_thread_drops_it():
     pool = pool_of(num_blocks=4)
-    thread = threading.Thread(target=pool.abandon, args=([grown(pool, 9)],))
+    thread = threading.Thread(target=pool.abandon, args=(freeing([grown(pool, 9)]),))
     with pool.changing():
         thread.start()
         thread.join(timeout=10)

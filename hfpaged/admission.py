@@ -1,0 +1,156 @@
+"""Where prompts meet the prefix index: what is known of them is attached, and only the rest is computed.
+
+A patched model tells the inputs of a forward before it runs. If they begin a batch, known prefixes become the first
+blocks of its rows, parts that several rows have in common are computed once, and the forward gets the columns that are
+left. It must be one of which the caller reads the last logits only, as generate() does.
+"""
+
+from __future__ import annotations
+
+import itertools
+from array import array
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from hfpaged.block_manager import BlockManager
+from hfpaged.content import Bools, Content, row_items
+from hfpaged.errors import WindowPassedError
+from hfpaged.prefill_plan import plan_prefill
+from hfpaged.prefix_index import Match, Root, common_length
+from hfpaged.rows import Rows
+from hfpaged.sequence import Sequence
+from hfpaged.token_chain import TokenChain
+
+Inputs = Mapping[str, Any]
+
+
+@dataclass
+class Admission:
+    """What was known of the prompts of a batch when it came. Kept for those who ask why."""
+
+    root: Root
+    items: list[array[int]]
+    matches: list[Match]
+    hits: list[int] = field(default_factory=list)  # known tokens of each row that were not computed again
+
+
+class Prompts:
+    """The prompts of one batch, left-padded, and from where their first tokens can be had."""
+
+    def __init__(self, rows: Rows, root: Root, content: Content, kept: Bools | None, keep: int) -> None:
+        self._rows, self._pool, self._root = rows, rows.pool, root
+        self._width, self._kept = content.shape[1], kept
+        self._keep = keep  # columns that the caller reads
+        batch = content.shape[0]
+        self.items = [row_items(content, row, kept, 0, root.width) for row in range(batch)]
+        self.lengths = [len(items) // root.width for items in self.items]
+        with self._pool.changing() as manager:
+            prefixes = self._pool.prefixes
+            limits = [max(length - keep, 0) for length in self.lengths]
+            self.matches = [prefixes.longest(root, *part) for part in zip(self.items, limits, strict=True)]
+            self._known = [manager.create() for _ in range(batch)]  # holds what was found while the rest is computed
+            for sequence, items, match in zip(self._known, self.items, self.matches, strict=True):
+                prefixes.attach(sequence, root, items, match)
+        self._pieces: list[tuple[int, Rows]] = []
+
+    def compute_pieces(self, forward: Callable[[int, int], Rows], forward_cost: int) -> int:
+        """Compute for single rows what pays; `forward(row, stop)` does it up to token `stop` of a row. Returns how
+        many columns are left for all rows.
+        """
+        order = sorted(range(len(self.items)), key=lambda row: self.items[row].tobytes())
+        common = [0] + [self._common(first, second) for first, second in itertools.pairwise(order)]
+        known = [sequence.length for sequence in self._known]
+        plan = plan_prefill(self.lengths, known, order, common, self._keep, forward_cost)
+        self._pieces = [(row, forward(row, stop)) for row, stop in plan.pieces]
+        if any(piece.tokens.root is None for _, piece in self._pieces):  # what came first depends on what comes later
+            self._pieces, self._rows.tokens.root = [], None
+            return self._width
+        return plan.tail
+
+    def attach(self, tail: int) -> tuple[int, list[int]]:
+        """Let the rows begin with all but the last `tail` columns, or a few more where something is not to be had.
+        Returns (the columns that are attached, the tokens of each row in them).
+        """
+        with self._pool.changing() as manager:
+            tail, cuts = self._settle_tail(manager, tail)
+            if tail >= self._width:
+                return 0, [0] * len(self.lengths)
+            sequences = [self._take(manager, row, cut) for row, cut in enumerate(cuts)]
+        length = self._width - tail
+        self._rows.begin_with(sequences, length, None if self._kept is None else self._kept[:, :length])
+        return length, cuts
+
+    def close(self) -> None:
+        """Let go of what was held for the time between."""
+        with self._pool.changing() as manager:
+            for sequence in self._known:
+                manager.free(sequence)
+        for _, rows in self._pieces:
+            rows.free()
+
+    def _settle_tail(self, manager: BlockManager, tail: int) -> tuple[int, list[int]]:
+        while True:
+            cuts = [max(length - tail, 0) for length in self.lengths]
+            missing = max(cut - self._reach(manager, row, cut) for row, cut in enumerate(cuts))
+            if not missing:
+                return tail, cuts
+            tail += missing
+
+    def _reach(self, manager: BlockManager, row: int, cut: int) -> int:
+        """How many of the first `cut` tokens of a row are to be had."""
+        if cut == 0 or self._source(manager, row, cut) is not None:
+            return cut
+        return self._pool.prefixes.longest(self._root, self.items[row], cut).length(self._pool.block_size)
+
+    def _source(self, manager: BlockManager, row: int, cut: int) -> Sequence | None:
+        """A sequence that holds the first `cut` tokens of `row` and can be cut to them."""
+        pieces = [piece.sequences[0] for first, piece in self._pieces if self._common(first, row) >= cut]
+        fitting = [sequence for sequence in (self._known[row], *pieces) if sequence.length >= cut]
+        return next((sequence for sequence in fitting if _can_trim(manager, sequence, cut)), None)
+
+    def _take(self, manager: BlockManager, row: int, cut: int) -> Sequence:
+        source = self._source(manager, row, cut) if cut else None
+        if source is not None:
+            sequence = manager.fork(source)
+            manager.trim(sequence, cut)
+            return sequence
+        sequence = manager.create()
+        sequence.chain = TokenChain(self._root)
+        if cut:
+            items = self.items[row]
+            self._pool.prefixes.attach(sequence, self._root, items, self._pool.prefixes.longest(self._root, items, cut))
+        return sequence
+
+    def _common(self, first: int, second: int) -> int:
+        return common_length(self.items[first], self.items[second]) // self._root.width
+
+
+def _can_trim(manager: BlockManager, sequence: Sequence, length: int) -> bool:
+    try:
+        manager.check_trim(sequence, length)
+    except WindowPassedError:
+        return False
+    return True
+
+
+def cut_inputs(inputs: Inputs, content: Content, rows: slice, columns: slice) -> dict[str, Any]:
+    """The inputs of a forward for some rows and columns only; the padding mask is left as it is."""
+    return {
+        name: given if name == "attention_mask" else _cut(name, given, content.shape, rows, columns)
+        for name, given in inputs.items()
+    }
+
+
+def _cut(name: str, given: Any, shape: tuple[int, int], rows: slice, columns: slice) -> Any:
+    if not isinstance(given, Tensor):
+        return given
+    if tuple(given.shape[:2]) == shape:
+        return given[rows, columns]
+    if name == "position_ids" and given.ndim == 2:  # [1, length] for all rows
+        return given[:, columns]
+    if name == "position_ids":  # [kinds, batch, length]
+        return given[:, rows, columns]
+    return given[columns] if name == "cache_position" else given

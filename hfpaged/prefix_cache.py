@@ -1,0 +1,102 @@
+"""Published prefixes over the sequences of one block manager: what a sequence computed, others begin with.
+
+As vLLM's automatic prefix caching, with the tokens compared on a hit and partly equal blocks copied.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable
+from collections.abc import Sequence as Many
+
+from hfpaged.block_hash import HashFunction, sha256
+from hfpaged.block_manager import BlockManager
+from hfpaged.block_table import GONE
+from hfpaged.errors import IntegrityError
+from hfpaged.layer_groups import visible_offset
+from hfpaged.prefix_index import Match, PrefixBlock, PrefixIndex, Root
+from hfpaged.sequence import Sequence
+from hfpaged.token_chain import TokenChain
+
+
+class PrefixCache:
+    """Publishes full blocks of sequences and lets others begin with them. `windows` by layer group."""
+
+    def __init__(self, manager: BlockManager, windows: Many[int | None], hash_function: HashFunction = sha256) -> None:
+        self.index = PrefixIndex(windows, manager.block_size, hash_function)
+        self._manager, self._pool = manager, manager.pool
+        self._windows = tuple(windows)
+        self._pins: dict[tuple[Root, bytes], Sequence] = {}
+        self._pool.on_evict = self.index.forget
+
+    def longest(self, root: Root, items: array[int], limit: int) -> Match:
+        """The longest known prefix of `items`, at most `limit` tokens."""
+        return self.index.match(root, items, limit)
+
+    def attach(self, sequence: Sequence, root: Root, items: array[int], match: Match) -> int:
+        """Let an empty sequence begin with `match`, a prefix of `items`; returns its tokens. The last block is copied
+        before it is written, if the match ends inside of it.
+        """
+        block_size = self._manager.block_size
+        length = match.length(block_size)
+        entries = match.blocks if match.partial is None else [*match.blocks, match.partial]
+        for group, (table, window) in enumerate(zip(sequence.tables, self._windows, strict=True)):
+            first = visible_offset(length, window) // block_size
+            table.attach([entry.blocks[group] for entry in entries[first:]], first, length)
+        sequence.chain = TokenChain(root, items[: length * root.width], list(match.blocks))
+        return length
+
+    def publish(self, sequence: Sequence) -> None:
+        """Let others find the full blocks of a sequence whose tokens are known. Where a block with the same tokens is
+        published already, the sequence uses that one and gives its own back.
+        """
+        chain, block_size = sequence.chain, self._manager.block_size
+        if chain is None or chain.length != sequence.length:
+            return
+        while len(chain.blocks) < chain.length // block_size:
+            entry = self._publish_block(sequence, chain, len(chain.blocks))
+            if entry is None:
+                sequence.chain = None  # another block has this hash: nothing behind it can be found
+                return
+            chain.blocks.append(entry)
+
+    def _publish_block(self, sequence: Sequence, chain: TokenChain, number: int) -> PrefixBlock | None:
+        parent = chain.blocks[-1] if chain.blocks else chain.root
+        own = [table.block(number) for table in sequence.tables]
+        entry = self.index.publish(parent, chain.block_items(number, self._manager.block_size), own)
+        if entry is not None:
+            for table, block, published in zip(sequence.tables, own, entry.blocks, strict=True):
+                if block == published != GONE:
+                    self._pool.publish(block)
+                elif GONE not in (block, published):
+                    table.replace(number, published)
+        return entry
+
+    def pin(self, root: Root, items: array[int]) -> int:
+        """Keep the known full blocks of `items` from eviction; how many tokens that are. Pinning again renews it."""
+        match = self.index.match(root, items, len(items) // root.width)
+        self.unpin(root, items)
+        sequence = self._manager.create()
+        self.attach(sequence, root, items, Match(match.blocks))
+        self._pins[root, items.tobytes()] = sequence
+        return sequence.length
+
+    def unpin(self, root: Root, items: array[int]) -> bool:
+        """Undo `pin`; whether there was one."""
+        sequence = self._pins.pop((root, items.tobytes()), None)
+        if sequence is not None:
+            self._manager.free(sequence)
+        return sequence is not None
+
+    def withdraw(self, blocks: Iterable[int]) -> None:
+        """Nobody finds these blocks any more: their contents are about to change."""
+        for block in blocks:
+            if self._pool.is_published(block):
+                self._pool.withdraw(block)
+                self.index.forget(block)
+
+    def check_integrity(self) -> None:
+        """Each published block is known to the pool and to the index, and no other. Raises IntegrityError."""
+        known, published = self.index.held(), self._pool.published()
+        if known != published:
+            raise IntegrityError(f"published blocks {sorted(published)}, the index knows {sorted(known)}")

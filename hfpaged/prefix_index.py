@@ -1,0 +1,244 @@
+"""The prefix index: published blocks, found again by the chained hash of their tokens, compared before they are used.
+
+Blocks form trees below roots; a root stands for all that besides the tokens decides about keys and values. An evicted
+block stays known for a while, without its memory, so that a later miss can be explained.
+"""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Many
+from dataclasses import dataclass, field
+
+from hfpaged.block_hash import ExtraKey, HashFunction, block_hash, root_hash, sha256
+from hfpaged.block_table import GONE
+from hfpaged.layer_groups import visible_offset
+
+# Evicted blocks that are remembered for explanations, some 600 bytes each.
+REMEMBERED = 4096
+# Of many blocks that go on behind one parent with the same first token, this many are compared.
+COMPARED = 32
+
+
+class Root:
+    """Where the chains of one set of extra keys begin. `width`: numbers that describe one position."""
+
+    def __init__(self, keys: tuple[ExtraKey, ...], width: int, digest: bytes) -> None:
+        self.keys, self.width, self.digest = keys, width, digest
+        self.children: dict[bytes, PrefixBlock] = {}
+        self.last_use = 0
+
+    def value(self, kind: str) -> str | None:
+        """The value of the extra key of that kind, None where it has none."""
+        return next((key.value for key in self.keys if key.kind == kind), None)
+
+
+class PrefixBlock:
+    """A full block of tokens under its parent. `blocks` has one block id per layer group, GONE where that group's
+    block was evicted or had left its window before it was published.
+    """
+
+    __slots__ = ("blocks", "children", "digest", "evicted_at", "items", "parent", "root")
+
+    def __init__(self, parent: PrefixBlock | Root, digest: bytes, items: array[int], num_groups: int) -> None:
+        self.parent, self.digest, self.items = parent, digest, items
+        self.root: Root = parent if isinstance(parent, Root) else parent.root
+        self.blocks = [GONE] * num_groups
+        self.children: dict[bytes, PrefixBlock] = {}
+        self.evicted_at: float | None = None
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether no layer group has its block any more."""
+        return all(block == GONE for block in self.blocks)
+
+
+@dataclass(frozen=True)
+class Match:
+    """The longest known prefix: full blocks, and the first `partial_length` tokens of one more."""
+
+    blocks: list[PrefixBlock] = field(default_factory=list)
+    partial: PrefixBlock | None = None
+    partial_length: int = 0
+
+    def length(self, block_size: int) -> int:
+        """Tokens."""
+        return len(self.blocks) * block_size + self.partial_length
+
+
+@dataclass
+class PrefixCounts:
+    """Kept for those who report them; tokens, counted once per request when it is admitted."""
+
+    queries: int = 0
+    hits: int = 0
+    evictions: int = 0  # blocks
+    collisions: int = 0  # equal hashes of unequal tokens
+
+
+class PrefixIndex:
+    """Which published block ids hold which tokens, for `windows` by layer group (None: full attention)."""
+
+    def __init__(
+        self, windows: Many[int | None], block_size: int, hash_function: HashFunction = sha256,
+        clock: Callable[[], float] = time.time,
+    ) -> None:  # fmt: skip
+        self.block_size = block_size
+        self.counts = PrefixCounts()
+        self._windows = tuple(windows)
+        self._hash, self._clock = hash_function, clock
+        self._roots: dict[tuple[ExtraKey, ...], Root] = {}
+        self._holder: dict[int, tuple[PrefixBlock, int]] = {}  # block id -> its place
+        self._remembered: OrderedDict[int, PrefixBlock] = OrderedDict()  # by identity, oldest first
+        self._uses = 0
+
+    @property
+    def num_blocks(self) -> int:
+        """Block ids that are published."""
+        return len(self._holder)
+
+    @property
+    def roots(self) -> list[Root]:
+        """The roots that are known, last used first."""
+        return sorted(self._roots.values(), key=lambda root: -root.last_use)
+
+    def root(self, keys: Iterable[ExtraKey], width: int = 1) -> Root:
+        """The root for these extra keys; one that nobody has published under is not kept."""
+        ordered = tuple(sorted((*keys, ExtraKey("width", str(width)))))
+        self._uses += 1
+        root = self._roots.get(ordered) or Root(ordered, width, root_hash(ordered, self._hash))
+        root.last_use = self._uses
+        return root
+
+    def held(self) -> set[int]:
+        """The ids of all published blocks."""
+        return set(self._holder)
+
+    def child(self, parent: PrefixBlock | Root, items: array[int]) -> PrefixBlock | None:
+        """The known block with just these items behind `parent`, compared number by number."""
+        digest = block_hash(parent.digest, items, self._hash)
+        found = parent.children.get(digest)
+        if found is not None and found.items != items:
+            self.counts.collisions += 1
+            return None
+        return found
+
+    def publish(self, parent: PrefixBlock | Root, items: array[int], blocks: Many[int]) -> PrefixBlock | None:
+        """Make `blocks` (one id per layer group, GONE where there is none) known under `items` behind `parent`.
+
+        Where another block with the same items is known already, that one is returned and keeps its ids; only those
+        that it lacks are taken. None: the place is taken by other items of the same hash.
+        """
+        digest = block_hash(parent.digest, items, self._hash)
+        entry = parent.children.get(digest)
+        if entry is None:
+            if isinstance(parent, Root):
+                self._roots[parent.keys] = parent
+            entry = parent.children[digest] = PrefixBlock(parent, digest, items, len(self._windows))
+        elif entry.items != items:
+            self.counts.collisions += 1
+            return None
+        for group, block in enumerate(blocks):
+            if entry.blocks[group] == GONE and block != GONE and block not in self._holder:
+                entry.blocks[group] = block
+                self._holder[block] = entry, group
+        if not entry.is_gone:
+            entry.evicted_at = None
+            self._remembered.pop(id(entry), None)
+        return entry
+
+    def forget(self, block: int) -> None:
+        """The memory of a published block is used for something else."""
+        entry, group = self._holder.pop(block)
+        entry.blocks[group] = GONE
+        self.counts.evictions += 1
+        if entry.is_gone:
+            entry.evicted_at = self._clock()
+            self._remembered[id(entry)] = entry
+            self._prune()
+
+    def match(self, root: Root, items: array[int], limit: int) -> Match:
+        """The longest usable prefix of at most `limit` tokens of `items` (`root.width` numbers each).
+
+        All blocks must be there in groups of full attention; in groups with a window those that the next token sees.
+        """
+        known = self._walk(root, items, limit)
+        usable = self._usable(known)
+        return Match(usable, *self._partial(usable[-1] if usable else root, len(usable), items, limit))
+
+    def _walk(self, root: Root, items: array[int], limit: int) -> list[PrefixBlock]:
+        size = self.block_size * root.width
+        found: list[PrefixBlock] = []
+        parent: PrefixBlock | Root = root
+        for start in range(0, limit // self.block_size * size, size):
+            entry = self.child(parent, items[start : start + size])
+            if entry is None or any(
+                block == GONE for block, window in zip(entry.blocks, self._windows, strict=True) if window is None
+            ):
+                break
+            found.append(entry)
+            parent = entry
+        return found
+
+    def _usable(self, known: list[PrefixBlock]) -> list[PrefixBlock]:
+        """As many of `known` as have, in each windowed group, all that the token behind them sees."""
+        runs = [0] * len(self._windows)  # blocks in a row, up to the one looked at, that are there
+        best = 0
+        for number, entry in enumerate(known):
+            runs = [run + 1 if block != GONE else 0 for run, block in zip(runs, entry.blocks, strict=True)]
+            if self._sees_all(number + 1, runs):
+                best = number + 1
+        return known[:best]
+
+    def _sees_all(self, count: int, runs: Many[int]) -> bool:
+        """Whether `runs` blocks before the end of `count` full ones are all that the next token sees."""
+        end = count * self.block_size
+        return all(
+            window is None or run >= count - visible_offset(end, window) // self.block_size
+            for window, run in zip(self._windows, runs, strict=True)
+        )
+
+    def _partial(
+        self, parent: PrefixBlock | Root, index: int, items: array[int], limit: int
+    ) -> tuple[PrefixBlock | None, int]:
+        """The block `index` behind `parent` that begins most like the rest of `items`, and with how many tokens."""
+        width = width_of(parent)
+        start = index * self.block_size
+        rest = items[start * width : min(limit, start + self.block_size) * width]
+        alike = [c for c in parent.children.values() if rest and c.items[0] == rest[0] and GONE not in c.blocks]
+        lengths = [(common_length(child.items, rest) // width, child) for child in alike[-COMPARED:]]
+        most, best = max(lengths, key=lambda pair: pair[0], default=(0, None))
+        return (best, most) if most else (None, 0)
+
+    def _prune(self) -> None:
+        """Let go of the oldest remembered blocks, from the ends of the trees."""
+        for _ in range(len(self._remembered) - REMEMBERED):
+            key, entry = self._remembered.popitem(last=False)
+            if entry.children:
+                self._remembered[key] = entry  # its children go first
+                continue
+            del entry.parent.children[entry.digest]
+            if isinstance(entry.parent, Root) and not entry.parent.children:
+                self._roots.pop(entry.parent.keys, None)
+
+
+def width_of(parent: PrefixBlock | Root) -> int:
+    return parent.width if isinstance(parent, Root) else parent.root.width
+
+
+def common_length(first: array[int], second: array[int]) -> int:
+    """How many numbers two arrays have in common at their beginning."""
+    limit = min(len(first), len(second))
+    low, high = 0, limit + 1  # first[:low] is equal; first[:high] is not, or does not exist
+    if first[:limit] == second[:limit]:
+        return limit
+    while high - low > 1:
+        middle = (low + high) // 2
+        if first[low:middle] == second[low:middle]:
+            low = middle
+        else:
+            high = middle
+    return low

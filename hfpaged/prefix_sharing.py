@@ -1,0 +1,128 @@
+"""Prefix sharing inside of a model's forward: by what keys a prompt is found, and when it may be."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from hfpaged import compat
+from hfpaged.admission import Admission, Inputs, Prompts, cut_inputs
+from hfpaged.block_hash import ExtraKey
+from hfpaged.content import WIDE, Bools, Content, has_plain_positions
+from hfpaged.fingerprint import model_fingerprint
+from hfpaged.rows import Rows
+
+if TYPE_CHECKING:
+    from hfpaged.cache import PagedCache
+
+# What one more forward costs, in prompt tokens that could be computed in its time.
+FORWARD_COST = 32
+FORWARD_COST_ON_GPU = 512
+
+
+def root_keys(model: PreTrainedModel, salt: str | None) -> tuple[ExtraKey, ...]:
+    """All that decides about keys besides the inputs: weights, active adapters, autocast, and for whom they are."""
+    keys = [ExtraKey("model", model_fingerprint(model, model.config.to_dict()))]
+    keys += [ExtraKey("adapter", name) for name in compat.active_adapters(model)]
+    device = model.device.type
+    if torch.is_autocast_enabled(device):
+        keys.append(ExtraKey("autocast", str(torch.get_autocast_dtype(device))))
+    return (*keys, ExtraKey("salt", salt)) if salt is not None else tuple(keys)
+
+
+def why_not_shared(model: PreTrainedModel, inputs: Inputs, content: Content | None) -> str | None:
+    """Why nothing of this forward may be known to others; None where it may."""
+    if content is None:
+        return "inputs that cannot be compared"
+    if any(key.kind.startswith("input:") for key in content.keys):
+        return "inputs besides the tokens, such as pictures"
+    if torch.is_grad_enabled() or model.training:
+        return "gradients, or a model in training mode"
+    mask = inputs.get("attention_mask")
+    if mask is not None and not (isinstance(mask, Tensor) and mask.ndim == 2):
+        return "an attention mask that is not [batch, length]"
+    longest = compat.longest_with_same_positions(model.config)
+    if longest is not None and content.shape[1] > longest:
+        return f"rotary positions that change for all tokens of a prompt longer than {longest}"
+    return None
+
+
+def why_whole(inputs: Inputs) -> str | None:
+    """Why a prompt that is known must be computed again; None where it need not be."""
+    keep = inputs.get("logits_to_keep")
+    if not isinstance(keep, int) or keep < 1:
+        return "the caller may read the logits of the whole prompt: no logits_to_keep"
+    if any(inputs.get(name) for name in ("output_hidden_states", "output_attentions", "labels")):
+        return "the caller asked for hidden states, attentions or the loss of the whole prompt"
+    return None
+
+
+def begin_batch(
+    cache: PagedCache, rows: Rows, model: PreTrainedModel, inputs: Inputs, content: Content
+) -> tuple[dict[str, Any] | None, Admission | None]:
+    """The first forward of a batch: let its rows begin with what is known. Returns (the inputs that are left to be
+    computed, None for all of them; what was found, None where nothing was looked up).
+    """
+    kept, is_left = _kept_columns(inputs, content)
+    if not is_left:
+        return None, None
+    is_plain = not content.by_position and has_plain_positions(content, kept, [0] * content.shape[0])
+    if not is_plain and content.positions is None:
+        return None, None  # a model that counts padding in: a token's place depends on its neighbours' length
+    root = rows.pool.prefixes.index.root((*root_keys(model, cache.salt), *content.keys), 1 if is_plain else WIDE)
+    rows.tokens.root = root
+    if why_whole(inputs) is not None:
+        return None, None
+    prompts = Prompts(rows, root, content, kept, int(inputs["logits_to_keep"]))
+    admission = Admission(root, prompts.items, prompts.matches)
+    try:
+        pieces = _Pieces(cache, model, inputs, content, prompts.lengths)
+        cost = FORWARD_COST if model.device.type == "cpu" else FORWARD_COST_ON_GPU
+        length, cuts = prompts.attach(prompts.compute_pieces(pieces.forward, cost))
+    finally:
+        prompts.close()
+    known = [match.length(rows.pool.block_size) for match in prompts.matches]
+    admission.hits = [min(cut, have) for cut, have in zip(cuts, known, strict=True)]
+    if not length:
+        return None, admission
+    return cut_inputs(inputs, content, slice(None), slice(length, None)), admission
+
+
+class _Pieces:
+    """Forwards of single rows on caches of their own, beside the batch that they are for."""
+
+    def __init__(
+        self, cache: PagedCache, model: PreTrainedModel, inputs: Inputs, content: Content, lengths: list[int]
+    ) -> None:
+        self._cache, self._model, self._inputs, self._content, self._lengths = cache, model, inputs, content, lengths
+        self._alive: list[PagedCache] = []  # the blocks of a cache that nobody holds go back
+
+    def forward(self, row: int, stop: int) -> Rows:
+        """Compute the first `stop` tokens of a row; the rows that hold them."""
+        first = self._content.shape[1] - self._lengths[row]
+        inputs = cut_inputs(self._inputs, self._content, slice(row, row + 1), slice(first, first + stop))
+        beside, rows = self._cache.beside()
+        self._alive.append(beside)
+        names = {"attention_mask": None, "logits_to_keep": 1, compat.cache_argument(): beside}
+        self._model(**_without_cache(inputs) | names)
+        return rows
+
+
+def _without_cache(inputs: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: given for name, given in inputs.items() if name not in ("cache", "past_key_values")}
+
+
+def _kept_columns(inputs: Inputs, content: Content) -> tuple[Bools | None, bool]:
+    """(what of [batch, length] is no padding, None for all of it; whether padding is on the left only)."""
+    mask = inputs.get("attention_mask")
+    if mask is None:
+        return None, True
+    if tuple(mask.shape) != content.shape:
+        return None, False
+    kept = mask.cpu().numpy().astype(bool)
+    is_left = bool((kept[:, 1:] >= kept[:, :-1]).all() and kept[:, -1].all())
+    return (None if kept.all() else kept), is_left

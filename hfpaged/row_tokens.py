@@ -1,0 +1,93 @@
+"""Which tokens the rows of a cache hold, learnt from the inputs of its forwards, so that others find their blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+
+from hfpaged.block_manager import BlockManager
+from hfpaged.content import Bools, Content, has_plain_positions, row_items
+from hfpaged.kv_pool import KVPool
+from hfpaged.prefix_index import Root
+from hfpaged.sequence import Sequence
+from hfpaged.token_chain import TokenChain
+
+
+class RowTokens:
+    """The inputs of the forwards since the chains of the rows were last brought up to date.
+
+    Reading tokens makes a GPU wait, so the chains are brought up to date once per block, not once per step.
+    """
+
+    def __init__(self, pool: KVPool, publishes: bool = True) -> None:
+        self.pool = pool
+        self.publishes = publishes
+        self.root: Root | None = None  # what the tokens are found under; None: they are not known
+        self._coming: Content | None = None
+        self._unread: list[tuple[Content, Bools | None]] = []
+        self._is_open = False  # whether the last of them belongs to a step that can still be undone
+
+    def announce(self, content: Content | None) -> None:
+        """A forward with these inputs begins; None for inputs that nobody understands."""
+        self._coming = content
+
+    def step_begins(self, sequences: Many[Sequence], is_first: bool, count: int, kept: Bools | None) -> None:
+        """The announced forward stores `count` positions of each row, those that are `kept`."""
+        coming, self._coming = self._coming, None
+        if self.root is None:
+            return
+        if coming is None or coming.shape != (len(sequences), count) or not set(coming.keys) <= set(self.root.keys):
+            self.forget(sequences)
+            return
+        if is_first:
+            for sequence in sequences:
+                sequence.chain = TokenChain(self.root)
+        self._unread.append((coming, kept))
+        self._is_open = True
+
+    def step_undone(self) -> None:
+        if self._is_open:
+            self._unread.pop()
+            self._is_open = False
+
+    def step_completed(self) -> None:
+        self._is_open = False
+
+    @property
+    def is_due(self) -> bool:
+        """Whether some row may have filled a block since the last time."""
+        return sum(content.shape[1] for content, _ in self._unread) >= self.pool.block_size
+
+    def settle(self, manager: BlockManager, sequences: Many[Sequence]) -> None:
+        """Bring the chains up to date, and publish what is full."""
+        if self._is_open:  # broken off in the middle of a step: no layer's keys can be relied on
+            self.forget(sequences)
+        unread, self._unread = self._unread, []
+        for content, kept in unread:
+            self._read(content, kept, sequences)
+        if unread and self.publishes:
+            for sequence in sequences:
+                self.pool.prefixes.publish(sequence)
+
+    def forget(self, sequences: Many[Sequence]) -> None:
+        """The tokens are not known any more: nothing behind what is published by now can be found."""
+        self.root, self._unread, self._is_open = None, [], False
+        for sequence in sequences:
+            sequence.chain = None
+
+    def fork(self) -> RowTokens:
+        """For other rows with the same tokens; all must be read."""
+        child = RowTokens(self.pool, self.publishes)
+        child.root = self.root
+        return child
+
+    def _read(self, content: Content, kept: Bools | None, sequences: Many[Sequence]) -> None:
+        if self.root is None:
+            return
+        chains = [sequence.chain for sequence in sequences]
+        pasts = [chain.length if chain else 0 for chain in chains]
+        if self.root.width < content.width or (self.root.width == 1 and not has_plain_positions(content, kept, pasts)):
+            self.forget(sequences)
+            return
+        for row, (chain, past) in enumerate(zip(chains, pasts, strict=True)):
+            if chain is not None:
+                chain.items.extend(row_items(content, row, kept, past, self.root.width))
