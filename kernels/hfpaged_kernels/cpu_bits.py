@@ -16,6 +16,8 @@ from numba.core import cgutils
 from numba.extending import intrinsic, models, register_model
 
 LANES = 16
+# Bytes of sixteen lanes.
+VECTOR = 4 * LANES
 FLOAT32, BFLOAT16, FLOAT16 = 0, 1, 2
 # What a row has seen before its first key. Finite, so that "minus infinity minus the maximum" is never NaN.
 NOTHING = -1e30
@@ -73,6 +75,19 @@ def shuffle(builder: Any, a: Any, b: Any, order: list[int]) -> Any:
     return builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(_INT, len(order)), order))
 
 
+def read(builder: Any, address: Any) -> Any:
+    return builder.load(_at(builder, address, FLOATS), align=4)
+
+
+def write(builder: Any, address: Any, value: Any) -> None:
+    builder.store(value, _at(builder, address, FLOATS), align=4)
+
+
+def splat_of(builder: Any, address: Any) -> Any:
+    """The float32 at `address` in all lanes."""
+    return _splat(builder, builder.load(_at(builder, address, _FLOAT), align=4))
+
+
 def _splat(builder: Any, value: Any) -> Any:
     first = builder.insert_element(ir.Constant(FLOATS, ir.Undefined), value, ir.Constant(_INT, 0))
     return shuffle(builder, first, first, [0] * LANES)
@@ -89,12 +104,12 @@ def _larger(builder: Any, a: Any, b: Any) -> Any:
 
 @emitter(lanes, types.int64)
 def load(builder: Any, address: Any) -> Any:
-    return builder.load(_at(builder, address, FLOATS), align=4)
+    return read(builder, address)
 
 
 @emitter(types.void, types.int64, lanes)
 def store(builder: Any, address: Any, value: Any) -> None:
-    builder.store(value, _at(builder, address, FLOATS), align=4)
+    write(builder, address, value)
 
 
 @emitter(lanes, types.int64)

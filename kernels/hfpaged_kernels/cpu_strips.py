@@ -18,6 +18,7 @@ from hfpaged_kernels.cpu_bits import (
     FLOAT32,
     FLOATS,
     LANES,
+    VECTOR,
     add,
     clear_bytes,
     convert,
@@ -31,6 +32,7 @@ from hfpaged_kernels.cpu_bits import (
     load_int32,
     load_one,
     prefetch,
+    read,
     shuffle,
     size_of,
     splat,
@@ -38,7 +40,6 @@ from hfpaged_kernels.cpu_bits import (
 )
 
 CACHE_LINE = 64
-_VECTOR = 4 * LANES
 STRIP = 2 * LANES
 
 
@@ -132,10 +133,10 @@ def _scores_of(width: int | None) -> Any:
         start, step = ir.Constant(index, 0), ir.Constant(index, LANES)
         with cgutils.for_range_slice(builder, start, end, step, intp=index) as (column, _):
             offset = builder.mul(column, ir.Constant(index, 4))
-            chunk = _read(builder, builder.add(query, offset))
+            chunk = read(builder, builder.add(query, offset))
             row = builder.add(keys, offset)
             for total in sums:
-                builder.store(fuse(builder, chunk, _read(builder, row), builder.load(total)), total)
+                builder.store(fuse(builder, chunk, read(builder, row), builder.load(total)), total)
                 row = builder.add(row, row_bytes)
         return _total_each(builder, [builder.load(total) for total in sums])
 
@@ -156,10 +157,6 @@ def score_strip(queries: int, keys: int, width: int, group: int, scores: int, st
             store(scores + g * stride, _score_128(query, keys, width))
         else:
             store(scores + g * stride, _score_any(query, keys, width))
-
-
-def _read(builder: Any, address: Any) -> Any:
-    return builder.load(builder.inttoptr(address, FLOATS.as_pointer()), align=4)
 
 
 def _total_each(builder: Any, sums: list[Any]) -> Any:
@@ -183,53 +180,53 @@ def _total_each(builder: Any, sums: list[Any]) -> Any:
 def _add_to_two(total: int, weights: int, stride: int, values: int, width: int, rows: int) -> None:
     """Two heads at once, so that eight sums overlap and each value is read once for both."""
     row_bytes = 4 * width
-    for column in range(0, row_bytes, 4 * _VECTOR):
+    for column in range(0, row_bytes, 4 * VECTOR):
         at, other = total + column, total + row_bytes + column
-        a, b, c, d = load(at), load(at + _VECTOR), load(at + 2 * _VECTOR), load(at + 3 * _VECTOR)
-        e, f, g, h = load(other), load(other + _VECTOR), load(other + 2 * _VECTOR), load(other + 3 * _VECTOR)
+        a, b, c, d = load(at), load(at + VECTOR), load(at + 2 * VECTOR), load(at + 3 * VECTOR)
+        e, f, g, h = load(other), load(other + VECTOR), load(other + 2 * VECTOR), load(other + 3 * VECTOR)
         row = values + column
         for i in range(rows):
             p, q = splat(load_one(weights + 4 * i)), splat(load_one(weights + stride + 4 * i))
-            v, w, x, y = load(row), load(row + _VECTOR), load(row + 2 * _VECTOR), load(row + 3 * _VECTOR)
+            v, w, x, y = load(row), load(row + VECTOR), load(row + 2 * VECTOR), load(row + 3 * VECTOR)
             a, b, c, d = fused(p, v, a), fused(p, w, b), fused(p, x, c), fused(p, y, d)
             e, f, g, h = fused(q, v, e), fused(q, w, f), fused(q, x, g), fused(q, y, h)
             row += row_bytes
         store(at, a)
-        store(at + _VECTOR, b)
-        store(at + 2 * _VECTOR, c)
-        store(at + 3 * _VECTOR, d)
+        store(at + VECTOR, b)
+        store(at + 2 * VECTOR, c)
+        store(at + 3 * VECTOR, d)
         store(other, e)
-        store(other + _VECTOR, f)
-        store(other + 2 * _VECTOR, g)
-        store(other + 3 * _VECTOR, h)
+        store(other + VECTOR, f)
+        store(other + 2 * VECTOR, g)
+        store(other + 3 * VECTOR, h)
 
 
 @njit(forceinline=True)
 def _add_to_one(total: int, weights: int, values: int, width: int, rows: int) -> None:
     row_bytes = 4 * width
     column = 0
-    while column + 4 * _VECTOR <= row_bytes:
+    while column + 4 * VECTOR <= row_bytes:
         at = total + column
-        a, b, c, d = load(at), load(at + _VECTOR), load(at + 2 * _VECTOR), load(at + 3 * _VECTOR)
+        a, b, c, d = load(at), load(at + VECTOR), load(at + 2 * VECTOR), load(at + 3 * VECTOR)
         e = f = g = h = splat(0.0)
         row = values + column
         for i in range(0, rows - 1, 2):
             p, q = splat(load_one(weights + 4 * i)), splat(load_one(weights + 4 * i + 4))
-            a, b = fused(p, load(row), a), fused(p, load(row + _VECTOR), b)
-            c, d = fused(p, load(row + 2 * _VECTOR), c), fused(p, load(row + 3 * _VECTOR), d)
+            a, b = fused(p, load(row), a), fused(p, load(row + VECTOR), b)
+            c, d = fused(p, load(row + 2 * VECTOR), c), fused(p, load(row + 3 * VECTOR), d)
             row += row_bytes
-            e, f = fused(q, load(row), e), fused(q, load(row + _VECTOR), f)
-            g, h = fused(q, load(row + 2 * _VECTOR), g), fused(q, load(row + 3 * _VECTOR), h)
+            e, f = fused(q, load(row), e), fused(q, load(row + VECTOR), f)
+            g, h = fused(q, load(row + 2 * VECTOR), g), fused(q, load(row + 3 * VECTOR), h)
             row += row_bytes
         if rows % 2 == 1:
             p = splat(load_one(weights + 4 * rows - 4))
-            a, b = fused(p, load(row), a), fused(p, load(row + _VECTOR), b)
-            c, d = fused(p, load(row + 2 * _VECTOR), c), fused(p, load(row + 3 * _VECTOR), d)
+            a, b = fused(p, load(row), a), fused(p, load(row + VECTOR), b)
+            c, d = fused(p, load(row + 2 * VECTOR), c), fused(p, load(row + 3 * VECTOR), d)
         store(at, add(a, e))
-        store(at + _VECTOR, add(b, f))
-        store(at + 2 * _VECTOR, add(c, g))
-        store(at + 3 * _VECTOR, add(d, h))
-        column += 4 * _VECTOR
+        store(at + VECTOR, add(b, f))
+        store(at + 2 * VECTOR, add(c, g))
+        store(at + 3 * VECTOR, add(d, h))
+        column += 4 * VECTOR
     while column < row_bytes:
         a = load(total + column)
         row = values + column
@@ -237,7 +234,7 @@ def _add_to_one(total: int, weights: int, values: int, width: int, rows: int) ->
             a = fused(splat(load_one(weights + 4 * i)), load(row), a)
             row += row_bytes
         store(total + column, a)
-        column += _VECTOR
+        column += VECTOR
 
 
 @njit(nogil=True)
