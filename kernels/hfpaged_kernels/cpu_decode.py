@@ -45,6 +45,7 @@ from hfpaged_kernels.cpu_bits import (
     total,
     where_at_most,
 )
+from hfpaged_kernels.cpu_shared import attend_prefix, first_with_tokens, head_bytes, take_over
 from hfpaged_kernels.cpu_strips import (
     STRIP,
     add_weighted,
@@ -66,13 +67,19 @@ def _first_visible(length: int, window: int) -> int:
     return max(0, length - window) if window > 0 else 0
 
 
+@njit(forceinline=True)
+def _first_own(length: int, window: int, shared: int) -> int:
+    """The first position that is left to a sequence itself, behind the prefix that was attended over for all."""
+    return max(_first_visible(length, window), shared)
+
+
 @njit(nogil=True)
-def _line(lengths: int, num_seqs: int, window: int) -> Any:
+def _line(lengths: int, num_seqs: int, window: int, shared: int) -> Any:
     """[num_seqs + 1] where each sequence begins on the line of strips, and where the line ends."""
     starts = np.zeros(num_seqs + 1, dtype=np.int64)
     for seq in range(num_seqs):
         length = load_int32(lengths + 4 * seq)
-        strips = strips_between(_first_visible(length, window), length)
+        strips = strips_between(min(length, _first_own(length, window, shared)), length)
         starts[seq + 1] = starts[seq] + strips
     return starts
 
@@ -151,9 +158,12 @@ def _weigh(weights: int, count: int, state: int, heads: int, width: int, h: int,
 
 
 @njit(nogil=True)
-def decode_share(share: int, shares: int, starts: Any, partials: int, owners: Any, call: Any, scale: float,
-                 softcap: float) -> None:  # fmt: skip
-    """Attend over one share of the line. `owners` tells for each partial result whose it is."""
+def decode_share(share: int, shares: int, starts: Any, partials: int, owners: Any, shared: int, prefix: int, call: Any,
+                 scale: float, softcap: float) -> None:  # fmt: skip
+    """Attend over one share of the line. `owners` tells for each partial result whose it is.
+
+    `prefix`, unless 0, holds what came out of the first `shared` positions for all sequences.
+    """
     (
         query, query_kind, query_stride, query_head_stride, keys, values, kind, key_block, key_head, value_block,
         value_head, tables, table_stride, lengths, sinks, out, num_seqs, kv_heads, group, key_dim, value_dim,
@@ -176,7 +186,7 @@ def decode_share(share: int, shares: int, starts: Any, partials: int, owners: An
         while starts[seq + 1] <= unit:
             seq += 1
         length = load_int32(lengths + 4 * seq)
-        first = _first_visible(length, window)
+        first = _first_own(length, window, shared)
         strips = strips_between(first, length)
         begin = unit - starts[seq]
         stop = min(strips, begin + end - unit)
@@ -184,7 +194,10 @@ def decode_share(share: int, shares: int, starts: Any, partials: int, owners: An
         for h in range(heads):
             source = query + seq * query_stride + h * query_head_stride
             convert(source, query_kind, rows + 4 * h * key_width, FLOAT32, key_dim)
-        _begin(state, heads, width, sinks if begin == 0 else 0)
+        if begin == 0 and prefix != 0:
+            take_over(state, prefix, seq, num_seqs, kv_heads, group, width)
+        else:
+            _begin(state, heads, width, sinks if begin == 0 else 0)
         for number in range(begin, stop):
             position = first + number * STRIP
             count = min(STRIP, length - position)
@@ -267,23 +280,41 @@ def _clear_empty(lengths: int, num_seqs: int, out: int, row_bytes: int) -> None:
             clear_bytes(out + seq * row_bytes, row_bytes)
 
 
+@njit(nogil=True)
+def _all_go_beyond(lengths: int, num_seqs: int, shared: int) -> bool:
+    """Whether the sequences that are not empty, at least one, have tokens of their own behind `shared` positions."""
+    for seq in range(num_seqs):
+        if 0 < load_int32(lengths + 4 * seq) <= shared:
+            return False
+    return first_with_tokens(lengths, num_seqs) < num_seqs
+
+
 @njit(cache=True, nogil=True, parallel=True)
-def decode(threads: int, call: Any, scale: float, softcap: float) -> None:
-    """The whole line, in equal shares of which each thread takes one."""
+def decode(threads: int, shared: int, call: Any, scale: float, softcap: float) -> None:
+    """First the prefix of `shared` positions, for all sequences at once; then the whole line, in equal shares of
+    which each thread takes one."""
     lengths, out, num_seqs, kv_heads, group, value_dim, window = (
         call[13], call[15], call[16], call[17], call[18], call[20], call[22],
     )  # fmt: skip
     heads = kv_heads * group
-    starts = _line(lengths, num_seqs, window)
+    width = padded(value_dim)
+    if window > 0 or not _all_go_beyond(lengths, num_seqs, shared):
+        shared = 0
+    prefix = np.empty(kv_heads * head_bytes(num_seqs, group, width) // 4 if shared > 0 else 1, dtype=np.float32)
+    prefix_address = prefix.ctypes.data if shared > 0 else 0
+    if shared > 0:
+        attend_prefix(threads, shared, prefix_address, call, scale, softcap)
+    starts = _line(lengths, num_seqs, window, shared)
     _clear_empty(lengths, num_seqs, out, heads * value_dim * size_of(call[1]))
     shares = max(1, min(threads, starts[num_seqs] // STRIPS_WORTH_A_THREAD))
-    partials = np.empty(2 * shares * heads * (2 + padded(value_dim)), dtype=np.float32)
+    partials = np.empty(2 * shares * heads * (2 + width), dtype=np.float32)
     owners = np.full(2 * shares, -1, dtype=np.int64)
     address = partials.ctypes.data
     if shares == 1:
-        decode_share(0, 1, starts, address, owners, call, scale, softcap)
+        decode_share(0, 1, starts, address, owners, shared, prefix_address, call, scale, softcap)
     else:
         for share in prange(shares):
-            decode_share(share, shares, starts, address, owners, call, scale, softcap)
+            decode_share(share, shares, starts, address, owners, shared, prefix_address, call, scale, softcap)
         merge_shares(shares, address, owners, heads, value_dim, out, call[1])
     keep(partials)
+    keep(prefix)

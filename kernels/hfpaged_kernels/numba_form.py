@@ -81,6 +81,7 @@ def decode(
     window: int | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    shared_blocks: int = 0,
 ) -> Tensor:
     if not _can_attend(query, key_cache, value_cache):
         return reference.decode(
@@ -91,6 +92,7 @@ def decode(
     _, kv_heads, block_size, value_dim = value_cache.shape
     lengths, tables = _dense(context_lengths, torch.int32), _dense(block_tables, torch.int32)
     logits = None if sinks is None else _dense(sinks, torch.float32)
+    shared = shared_blocks * block_size
     query, *query_part = _query_part(query)
     out = query.new_empty((seqs, heads, value_dim))
     call = (
@@ -98,7 +100,7 @@ def decode(
         lengths.data_ptr(), 0 if logits is None else logits.data_ptr(),
         out.data_ptr(), seqs, kv_heads, heads // kv_heads, key_dim, value_dim, block_size, window or 0,
     )  # fmt: skip
-    cpu_threads.run(cpu_decode.decode, call, scale, softcap or 0.0)
+    cpu_threads.run(cpu_decode.decode, shared, call, scale, softcap or 0.0)
     return out
 
 

@@ -1,0 +1,137 @@
+"""The part of decode that rows with a common prefix share: its blocks are read once for all rows.
+
+The query rows of all sequences that share a KV head form one tile, which meets each strip of the common prefix once
+(as in Juravsky et al. 2024, "Hydragen", arXiv 2402.05099). What comes out are partial results, from which decode goes
+on with each sequence's own blocks. KV heads and strips lie on one line:
+
+    | head 0 | head 1 | head 2 |
+    '-- share 0 --'-- share 1 --'
+
+The partial results: [num_kv_heads] states of vectors_of(num_seqs * group) vectors, row seq * group + g.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit, prange
+
+from hfpaged_kernels.cpu_bits import LANES, VECTOR, keep, load_int32, store_one
+from hfpaged_kernels.cpu_strips import STRIP, padded, prefetch_strip, read_strip, strips_between
+from hfpaged_kernels.cpu_tiles import (
+    attend_strip,
+    begin_rows,
+    merge_rows,
+    read_row,
+    scores_bytes,
+    state_bytes,
+    turn_queries,
+    vectors_of,
+)
+
+
+@njit(nogil=True)
+def first_with_tokens(lengths: int, num_seqs: int) -> int:
+    """The first sequence that is not empty, num_seqs if none is."""
+    for seq in range(num_seqs):
+        if load_int32(lengths + 4 * seq) > 0:
+            return seq
+    return num_seqs
+
+
+@njit(forceinline=True)
+def head_bytes(num_seqs: int, group: int, width: int) -> int:
+    """Of the partial results of one KV head."""
+    return vectors_of(num_seqs * group) * state_bytes(width)
+
+
+@njit(nogil=True)
+def take_over(state: int, prefix: int, seq: int, num_seqs: int, kv_heads: int, group: int, width: int) -> None:
+    """The partial results of one sequence become a state of decode: maxima, sums, totals of all its heads."""
+    heads = kv_heads * group
+    for head in range(heads):
+        rows = prefix + head // group * head_bytes(num_seqs, group, width)
+        row = seq * group + head % group
+        totals = state + 8 * heads + 4 * head * width
+        read_row(rows, row, width, state + 4 * head, state + 4 * (heads + head), totals)
+
+
+@njit(nogil=True)
+def _share(share: int, shares: int, shared: int, prefix: int, partials: int, call: Any, scale: float,
+           softcap: float) -> None:  # fmt: skip
+    """One share of the line; a head that an earlier share began goes to `partials`, all others to `prefix`."""
+    (
+        query, query_kind, query_stride, query_head_stride, keys, values, kind, key_block, key_head, value_block,
+        value_head, tables, table_stride, lengths, sinks, _, num_seqs, kv_heads, group, key_dim, value_dim,
+        block_size, _,
+    ) = call  # fmt: skip
+    key_width, width = padded(key_dim), padded(value_dim)
+    rows = num_seqs * group
+    vectors, strips = vectors_of(rows), strips_between(0, shared)
+    floats = vectors * LANES * (key_dim + 1) + STRIP * (key_width + width) + key_width + scores_bytes() // 4
+    memory = np.empty(floats + LANES, dtype=np.float32)
+    queries = (memory.ctypes.data + VECTOR - 1) // VECTOR * VECTOR
+    key_strip = queries + vectors * VECTOR * key_dim
+    value_strip = key_strip + 4 * STRIP * key_width
+    scores = value_strip + 4 * STRIP * width
+    positions = scores + scores_bytes()
+    buffer = positions + vectors * VECTOR
+    for row in range(vectors * LANES):
+        store_one(positions + 4 * row, np.float32(shared - 1))
+    table = tables + first_with_tokens(lengths, num_seqs) * table_stride
+
+    unit, end = kv_heads * strips * share // shares, kv_heads * strips * (share + 1) // shares
+    while unit < end:
+        kv_head = unit // strips
+        begin = unit - kv_head * strips
+        stop = min(strips, begin + end - unit)
+        turn_queries(
+            query + kv_head * group * query_head_stride, query_kind, query_stride, query_head_stride, 0, rows, group,
+            key_dim, scale, buffer, queries,
+        )  # fmt: skip
+        size = head_bytes(num_seqs, group, width)
+        state = prefix + kv_head * size if begin == 0 else partials + share * size
+        begin_rows(state, vectors, sinks + 4 * kv_head * group if sinks != 0 and begin == 0 else 0, 0, group, width)
+        key_base, value_base = keys + kv_head * key_head, values + kv_head * value_head
+        for strip in range(begin, stop):
+            position = strip * STRIP
+            count = min(STRIP, shared - position)
+            if strip + 1 < stop:
+                ahead = position + STRIP
+                left = min(STRIP, shared - ahead)
+                prefetch_strip(key_base, kind, key_block, key_dim, block_size, table, ahead, left)
+                prefetch_strip(value_base, kind, value_block, value_dim, block_size, table, ahead, left)
+            strip_keys = read_strip(
+                key_base, kind, key_block, key_dim, block_size, table, position, count, STRIP, key_strip
+            )
+            strip_values = read_strip(
+                value_base, kind, value_block, value_dim, block_size, table, position, count, STRIP, value_strip
+            )
+            attend_strip(
+                queries, rows, key_dim, strip_keys, key_width, strip_values, width, position, count, positions,
+                0, softcap, scores, state,
+            )  # fmt: skip
+        unit += stop - begin
+    keep(memory)
+
+
+@njit(cache=True, nogil=True, parallel=True)
+def attend_prefix(threads: int, shared: int, prefix: int, call: Any, scale: float, softcap: float) -> None:
+    """Attend for all rows over the first `shared` positions; `prefix` holds num_kv_heads * head_bytes(..)."""
+    num_seqs, kv_heads, group, width = call[16], call[17], call[18], padded(call[20])
+    size, strips = head_bytes(num_seqs, group, width), strips_between(0, shared)
+    shares = max(1, min(threads, kv_heads * strips))
+    memory = np.empty(shares * size // 4, dtype=np.float32)
+    partials = memory.ctypes.data
+    if shares == 1:
+        _share(0, 1, shared, prefix, partials, call, scale, softcap)
+    else:
+        for share in prange(shares):
+            _share(share, shares, shared, prefix, partials, call, scale, softcap)
+        for share in range(1, shares):
+            unit = kv_heads * strips * share // shares
+            if unit % strips:
+                state = prefix + unit // strips * size
+                merge_rows(state, partials + share * size, vectors_of(num_seqs * group), width)
+    keep(memory)
