@@ -50,11 +50,15 @@ def decode(
     window: int | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    shared_blocks: int = 0,
 ) -> Tensor:
-    """One query token per sequence over its paged context. See `reference.decode`."""
+    """One query token per sequence over its paged context. See `reference.decode`.
+
+    Say `shared_blocks` whenever it is known: where reading the common blocks once is not faster, it is not done.
+    """
     result: Tensor = _form(key_cache.device.type).decode(
         query, key_cache, value_cache, block_tables, context_lengths,
-        scale=scale, window=window, softcap=softcap, sinks=sinks,
+        scale=scale, window=window, softcap=softcap, sinks=sinks, shared_blocks=shared_blocks,
     )  # fmt: skip
     return result
 

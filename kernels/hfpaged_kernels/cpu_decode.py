@@ -291,14 +291,14 @@ def _all_go_beyond(lengths: int, num_seqs: int, shared: int) -> bool:
 
 @njit(cache=True, nogil=True, parallel=True)
 def decode(threads: int, shared: int, call: Any, scale: float, softcap: float) -> None:
-    """First the prefix of `shared` positions, for all sequences at once; then the whole line, in equal shares of
-    which each thread takes one."""
+    """First the `shared` positions that all sequences have in common (0 where there is a window), for all at once;
+    then the whole line, in equal shares of which each thread takes one."""
     lengths, out, num_seqs, kv_heads, group, value_dim, window = (
         call[13], call[15], call[16], call[17], call[18], call[20], call[22],
     )  # fmt: skip
     heads = kv_heads * group
     width = padded(value_dim)
-    if window > 0 or not _all_go_beyond(lengths, num_seqs, shared):
+    if not _all_go_beyond(lengths, num_seqs, shared):
         shared = 0
     prefix = np.empty(kv_heads * head_bytes(num_seqs, group, width) // 4 if shared > 0 else 1, dtype=np.float32)
     prefix_address = prefix.ctypes.data if shared > 0 else 0

@@ -30,6 +30,22 @@ from hfpaged_kernels.cpu_tiles import (
     vectors_of,
 )
 
+# Measured, in units of one query row against one key: what decode pays for a sequence and key besides, what one
+# vector of rows and two together cost here, and how many keys the rest (turning rows into lanes and back) is worth.
+_SEQUENCE, _ONE_VECTOR, _TWO_VECTORS, _REST = 4, 24, 32, 64
+# Waking a thread costs as much as this many vectors of rows take for one strip.
+_VECTORS_WORTH_A_THREAD = 8
+
+
+def sharing_pays(num_seqs: int, group: int, shared: int) -> bool:
+    """Whether reading `shared` positions once for all sequences is faster than once for each.
+
+    A few rows leave most lanes idle: with 3 query heads per KV head it takes 4 sequences that share 400 positions.
+    """
+    pairs, single = divmod(-(-num_seqs * group // LANES), 2)
+    once = (pairs * _TWO_VECTORS + single * _ONE_VECTOR) * (shared + _REST)
+    return shared > 0 and num_seqs * (_SEQUENCE + group) * shared > once
+
 
 @njit(nogil=True)
 def first_with_tokens(lengths: int, num_seqs: int) -> int:
@@ -121,7 +137,8 @@ def attend_prefix(threads: int, shared: int, prefix: int, call: Any, scale: floa
     """Attend for all rows over the first `shared` positions; `prefix` holds num_kv_heads * head_bytes(..)."""
     num_seqs, kv_heads, group, width = call[16], call[17], call[18], padded(call[20])
     size, strips = head_bytes(num_seqs, group, width), strips_between(0, shared)
-    shares = max(1, min(threads, kv_heads * strips))
+    units = kv_heads * strips
+    shares = max(1, min(threads, units * vectors_of(num_seqs * group) // _VECTORS_WORTH_A_THREAD, units))
     memory = np.empty(shares * size // 4, dtype=np.float32)
     partials = memory.ctypes.data
     if shares == 1:
@@ -130,7 +147,7 @@ def attend_prefix(threads: int, shared: int, prefix: int, call: Any, scale: floa
         for share in prange(shares):
             _share(share, shares, shared, prefix, partials, call, scale, softcap)
         for share in range(1, shares):
-            unit = kv_heads * strips * share // shares
+            unit = units * share // shares
             if unit % strips:
                 state = prefix + unit // strips * size
                 merge_rows(state, partials + share * size, vectors_of(num_seqs * group), width)

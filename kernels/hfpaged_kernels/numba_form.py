@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hfpaged_kernels import cpu_blocks, cpu_decode, cpu_dense, cpu_prefill, cpu_threads, reference
+from hfpaged_kernels import cpu_blocks, cpu_decode, cpu_dense, cpu_prefill, cpu_shared, cpu_threads, reference
 from hfpaged_kernels.cpu_bits import BFLOAT16, FLOAT16, FLOAT32
 
 _KINDS = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16, torch.float16: FLOAT16}
@@ -93,6 +93,8 @@ def decode(
     lengths, tables = _dense(context_lengths, torch.int32), _dense(block_tables, torch.int32)
     logits = None if sinks is None else _dense(sinks, torch.float32)
     shared = shared_blocks * block_size
+    if window is not None or not cpu_shared.sharing_pays(seqs, heads // kv_heads, shared):
+        shared = 0
     query, *query_part = _query_part(query)
     out = query.new_empty((seqs, heads, value_dim))
     call = (

@@ -52,11 +52,14 @@ def decode(
     window: int | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    shared_blocks: int = 0,
 ) -> Tensor:
     """Attention of one query token per sequence over its stored context: [num_seqs, num_heads, value_dim].
 
     `context_lengths` ([num_seqs] int32) counts the query's own token, which is stored already. A sequence of
-    length 0 gets zeros.
+    length 0 gets zeros. `shared_blocks` promises that the tables of all other sequences begin with that many of
+    the same blocks, and that each goes on behind them: context_lengths[s] > shared_blocks * block_size. The forms
+    for CPUs and GPUs then read those blocks once for all; the result is the same, and plain torch has no use for it.
     """
     starts = torch.arange(len(query), dtype=torch.int32, device=query.device)
     lengths = (context_lengths > 0).to(torch.int32)

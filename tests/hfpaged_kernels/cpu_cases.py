@@ -35,23 +35,26 @@ class Paged:
     """Key and value caches of some sequences, with everything hostile that a real pool may hold."""
 
     def __init__(
-        self, lengths: tuple[int, ...], shape: str, block_size: int, dtype: torch.dtype, seed: int = 0
-    ) -> None:
+        self, lengths: tuple[int, ...], shape: str, block_size: int, dtype: torch.dtype, seed: int = 0,
+        shared_blocks: int = 0,
+    ) -> None:  # fmt: skip
+        """The tables of all sequences that are not empty begin with the same `shared_blocks`."""
         self.heads, self.kv_heads, self.key_dim, self.value_dim = SHAPES[shape]
         self.block_size, self.dtype = block_size, dtype
         self.generator = torch.Generator().manual_seed(seed)
         self.lengths = torch.tensor(lengths, dtype=torch.int32)
         counts = [-(-length // block_size) for length in lengths]
-        total = sum(counts) + 3
+        total = sum(counts) + shared_blocks + 3
         self.keys = self.normal(total, self.kv_heads, block_size, self.key_dim)
         self.values = self.normal(total, self.kv_heads, block_size, self.value_dim)
         self.tables = torch.full((len(lengths), max(counts) + 2), -1, dtype=torch.int32)
         self.tables[:, -1] = 2**31 - 1
         free = torch.randperm(total, generator=self.generator).tolist()
+        shared = [free.pop() for _ in range(shared_blocks)]
         used = torch.zeros(total, block_size, dtype=torch.bool)
         for seq, (length, count) in enumerate(zip(lengths, counts, strict=True)):
             for index in range(count):
-                block = free.pop()
+                block = shared[index] if index < shared_blocks else free.pop()
                 self.tables[seq, index] = block
                 used[block, : length - index * block_size] = True
         self.keys.transpose(1, 2)[~used] = float("nan")
