@@ -45,7 +45,7 @@ from hfpaged_kernels.cpu_bits import (
     total,
     where_at_most,
 )
-from hfpaged_kernels.cpu_shared import attend_prefix, first_with_tokens, head_bytes, take_over
+from hfpaged_kernels.cpu_shared import take_over
 from hfpaged_kernels.cpu_strips import (
     STRIP,
     add_weighted,
@@ -280,41 +280,26 @@ def _clear_empty(lengths: int, num_seqs: int, out: int, row_bytes: int) -> None:
             clear_bytes(out + seq * row_bytes, row_bytes)
 
 
-@njit(nogil=True)
-def _all_go_beyond(lengths: int, num_seqs: int, shared: int) -> bool:
-    """Whether the sequences that are not empty, at least one, have tokens of their own behind `shared` positions."""
-    for seq in range(num_seqs):
-        if 0 < load_int32(lengths + 4 * seq) <= shared:
-            return False
-    return first_with_tokens(lengths, num_seqs) < num_seqs
-
-
 @njit(cache=True, nogil=True, parallel=True)
-def decode(threads: int, shared: int, call: Any, scale: float, softcap: float) -> None:
-    """First the `shared` positions that all sequences have in common (0 where there is a window), for all at once;
-    then the whole line, in equal shares of which each thread takes one."""
+def decode(threads: int, shared: int, prefix: int, call: Any, scale: float, softcap: float) -> None:
+    """The whole line, in equal shares of which each thread takes one.
+
+    `prefix` is what `attend_prefix` made of the first `shared` positions, or 0 and 0.
+    """
     lengths, out, num_seqs, kv_heads, group, value_dim, window = (
         call[13], call[15], call[16], call[17], call[18], call[20], call[22],
     )  # fmt: skip
     heads = kv_heads * group
-    width = padded(value_dim)
-    if not _all_go_beyond(lengths, num_seqs, shared):
-        shared = 0
-    prefix = np.empty(kv_heads * head_bytes(num_seqs, group, width) // 4 if shared > 0 else 1, dtype=np.float32)
-    prefix_address = prefix.ctypes.data if shared > 0 else 0
-    if shared > 0:
-        attend_prefix(threads, shared, prefix_address, call, scale, softcap)
     starts = _line(lengths, num_seqs, window, shared)
     _clear_empty(lengths, num_seqs, out, heads * value_dim * size_of(call[1]))
     shares = max(1, min(threads, starts[num_seqs] // STRIPS_WORTH_A_THREAD))
-    partials = np.empty(2 * shares * heads * (2 + width), dtype=np.float32)
+    partials = np.empty(2 * shares * heads * (2 + padded(value_dim)), dtype=np.float32)
     owners = np.full(2 * shares, -1, dtype=np.int64)
     address = partials.ctypes.data
     if shares == 1:
-        decode_share(0, 1, starts, address, owners, shared, prefix_address, call, scale, softcap)
+        decode_share(0, 1, starts, address, owners, shared, prefix, call, scale, softcap)
     else:
         for share in prange(shares):
-            decode_share(share, shares, starts, address, owners, shared, prefix_address, call, scale, softcap)
+            decode_share(share, shares, starts, address, owners, shared, prefix, call, scale, softcap)
         merge_shares(shares, address, owners, heads, value_dim, out, call[1])
     keep(partials)
-    keep(prefix)

@@ -47,8 +47,22 @@ def sharing_pays(num_seqs: int, group: int, shared: int) -> bool:
     return shared > 0 and num_seqs * (_SEQUENCE + group) * shared > once
 
 
+def prefix_floats(num_seqs: int, kv_heads: int, group: int, value_dim: int) -> int:
+    """How many float32 the partial results take."""
+    return kv_heads * -(-num_seqs * group // LANES) * LANES * (2 + -(-value_dim // LANES) * LANES)
+
+
+@njit(cache=True, nogil=True)
+def all_go_beyond(lengths: int, num_seqs: int, shared: int) -> bool:
+    """Whether the sequences that are not empty, at least one, have tokens of their own behind `shared` positions."""
+    for seq in range(num_seqs):
+        if 0 < load_int32(lengths + 4 * seq) <= shared:
+            return False
+    return _first_with_tokens(lengths, num_seqs) < num_seqs
+
+
 @njit(nogil=True)
-def first_with_tokens(lengths: int, num_seqs: int) -> int:
+def _first_with_tokens(lengths: int, num_seqs: int) -> int:
     """The first sequence that is not empty, num_seqs if none is."""
     for seq in range(num_seqs):
         if load_int32(lengths + 4 * seq) > 0:
@@ -57,7 +71,7 @@ def first_with_tokens(lengths: int, num_seqs: int) -> int:
 
 
 @njit(forceinline=True)
-def head_bytes(num_seqs: int, group: int, width: int) -> int:
+def _head_bytes(num_seqs: int, group: int, width: int) -> int:
     """Of the partial results of one KV head."""
     return vectors_of(num_seqs * group) * state_bytes(width)
 
@@ -67,7 +81,7 @@ def take_over(state: int, prefix: int, seq: int, num_seqs: int, kv_heads: int, g
     """The partial results of one sequence become a state of decode: maxima, sums, totals of all its heads."""
     heads = kv_heads * group
     for head in range(heads):
-        rows = prefix + head // group * head_bytes(num_seqs, group, width)
+        rows = prefix + head // group * _head_bytes(num_seqs, group, width)
         row = seq * group + head % group
         totals = state + 8 * heads + 4 * head * width
         read_row(rows, row, width, state + 4 * head, state + 4 * (heads + head), totals)
@@ -95,7 +109,7 @@ def _share(share: int, shares: int, shared: int, prefix: int, partials: int, cal
     buffer = positions + vectors * VECTOR
     for row in range(vectors * LANES):
         store_one(positions + 4 * row, np.float32(shared - 1))
-    table = tables + first_with_tokens(lengths, num_seqs) * table_stride
+    table = tables + _first_with_tokens(lengths, num_seqs) * table_stride
 
     unit, end = kv_heads * strips * share // shares, kv_heads * strips * (share + 1) // shares
     while unit < end:
@@ -106,7 +120,7 @@ def _share(share: int, shares: int, shared: int, prefix: int, partials: int, cal
             query + kv_head * group * query_head_stride, query_kind, query_stride, query_head_stride, 0, rows, group,
             key_dim, scale, buffer, queries,
         )  # fmt: skip
-        size = head_bytes(num_seqs, group, width)
+        size = _head_bytes(num_seqs, group, width)
         state = prefix + kv_head * size if begin == 0 else partials + share * size
         begin_rows(state, vectors, sinks + 4 * kv_head * group if sinks != 0 and begin == 0 else 0, 0, group, width)
         key_base, value_base = keys + kv_head * key_head, values + kv_head * value_head
@@ -134,9 +148,9 @@ def _share(share: int, shares: int, shared: int, prefix: int, partials: int, cal
 
 @njit(cache=True, nogil=True, parallel=True)
 def attend_prefix(threads: int, shared: int, prefix: int, call: Any, scale: float, softcap: float) -> None:
-    """Attend for all rows over the first `shared` positions; `prefix` holds num_kv_heads * head_bytes(..)."""
+    """Attend for all rows over the first `shared` positions; `prefix` has room for prefix_floats(..) of float32."""
     num_seqs, kv_heads, group, width = call[16], call[17], call[18], padded(call[20])
-    size, strips = head_bytes(num_seqs, group, width), strips_between(0, shared)
+    size, strips = _head_bytes(num_seqs, group, width), strips_between(0, shared)
     units = kv_heads * strips
     shares = max(1, min(threads, units * vectors_of(num_seqs * group) // _VECTORS_WORTH_A_THREAD, units))
     memory = np.empty(shares * size // 4, dtype=np.float32)

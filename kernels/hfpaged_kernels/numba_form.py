@@ -92,9 +92,6 @@ def decode(
     _, kv_heads, block_size, value_dim = value_cache.shape
     lengths, tables = _dense(context_lengths, torch.int32), _dense(block_tables, torch.int32)
     logits = None if sinks is None else _dense(sinks, torch.float32)
-    shared = shared_blocks * block_size
-    if window is not None or not cpu_shared.sharing_pays(seqs, heads // kv_heads, shared):
-        shared = 0
     query, *query_part = _query_part(query)
     out = query.new_empty((seqs, heads, value_dim))
     call = (
@@ -102,8 +99,24 @@ def decode(
         lengths.data_ptr(), 0 if logits is None else logits.data_ptr(),
         out.data_ptr(), seqs, kv_heads, heads // kv_heads, key_dim, value_dim, block_size, window or 0,
     )  # fmt: skip
-    cpu_threads.run(cpu_decode.decode, shared, call, scale, softcap or 0.0)
+    shared = shared_blocks * block_size if window is None else 0
+    prefix = _prefix(shared, lengths, call, scale, softcap or 0.0)
+    part = (0, 0) if prefix is None else (shared, prefix.data_ptr())
+    cpu_threads.run(cpu_decode.decode, *part, call, scale, softcap or 0.0)
     return out
+
+
+def _prefix(shared: int, lengths: Tensor, call: tuple[int, ...], scale: float, softcap: float) -> Tensor | None:
+    """Partial results of the first `shared` positions, read once for all sequences; None where that does not pay."""
+    seqs, kv_heads, group, _, value_dim = call[16:21]
+    if not cpu_shared.sharing_pays(seqs, group, shared):
+        return None
+    # A sequence that ends within the shared part would read what is not its own.
+    if not cpu_shared.all_go_beyond(lengths.data_ptr(), seqs, shared):
+        return None
+    prefix = torch.empty(cpu_shared.prefix_floats(seqs, kv_heads, group, value_dim), dtype=torch.float32)
+    cpu_threads.run(cpu_shared.attend_prefix, shared, prefix.data_ptr(), call, scale, softcap)
+    return prefix
 
 
 def prefill(
