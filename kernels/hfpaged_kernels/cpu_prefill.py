@@ -17,14 +17,14 @@ import numpy as np
 from numba import njit, prange
 
 from hfpaged_kernels.cpu_bits import LANES, VECTOR, clear_bytes, copy_bytes, keep, load_int32, size_of, store_one
-from hfpaged_kernels.cpu_strips import STRIP, padded, prefetch_strip, read_strip, strips_between
+from hfpaged_kernels.cpu_strips import STRIP, padded, strips_between
 from hfpaged_kernels.cpu_tiles import (
-    attend_strip,
+    attend_strips,
     begin_rows,
     finish_rows,
     merge_rows,
-    scores_bytes,
     state_bytes,
+    strips_bytes,
     turn_queries,
 )
 
@@ -74,14 +74,12 @@ def _share(share: int, shares: int, line: Any, partials: int, owners: Any, call:
     key_width, width = padded(key_dim), padded(value_dim)
     token_bytes = kv_heads * group * value_dim * size_of(query_kind)
     all_states = VECTORS * state_bytes(width)
-    floats = TILE * (key_dim + 1) + STRIP * (key_width + width) + max(key_width, width) + 2 + LANES
-    memory = np.empty(floats + (all_states + scores_bytes()) // 4, dtype=np.float32)
+    floats = TILE * (key_dim + 1) + max(key_width, width) + 2 + LANES
+    memory = np.empty(floats + (all_states + strips_bytes(key_width, width)) // 4, dtype=np.float32)
     queries = (memory.ctypes.data + VECTOR - 1) // VECTOR * VECTOR
     state = queries + 4 * TILE * key_dim
-    key_strip = state + all_states
-    value_strip = key_strip + 4 * STRIP * key_width
-    scores = value_strip + 4 * STRIP * width
-    positions = scores + scores_bytes()
+    strips_buffer = state + all_states
+    positions = strips_buffer + strips_bytes(key_width, width)
     buffer = positions + 4 * TILE
 
     tiles = len(line) - 1
@@ -110,25 +108,11 @@ def _share(share: int, shares: int, line: Any, partials: int, owners: Any, call:
             store_one(positions + 4 * row, position)
         own_sinks = sinks + 4 * kv_head * group if sinks != 0 and begin == 0 else 0
         begin_rows(state, VECTORS, own_sinks, tile_row, group, width)
-        key_base, value_base = keys + kv_head * key_head, values + kv_head * value_head
-        for strip in range(begin, stop):
-            position = first + strip * STRIP
-            count = min(STRIP, end - position)
-            if strip + 1 < stop:
-                ahead = position + STRIP
-                left = min(STRIP, end - ahead)
-                prefetch_strip(key_base, kind, key_block, key_dim, block_size, table, ahead, left)
-                prefetch_strip(value_base, kind, value_block, value_dim, block_size, table, ahead, left)
-            strip_keys = read_strip(
-                key_base, kind, key_block, key_dim, block_size, table, position, count, STRIP, key_strip
-            )
-            strip_values = read_strip(
-                value_base, kind, value_block, value_dim, block_size, table, position, count, STRIP, value_strip
-            )
-            attend_strip(
-                queries, rows, key_dim, strip_keys, key_width, strip_values, width, position, count, positions,
-                window, softcap, scores, state,
-            )  # fmt: skip
+        attend_strips(
+            queries, rows, positions, keys + kv_head * key_head, values + kv_head * value_head, kind, key_block,
+            value_block, key_dim, value_dim, block_size, table, first + begin * STRIP, first + stop * STRIP, end,
+            window, softcap, strips_buffer, state,
+        )  # fmt: skip
 
         if begin == 0 and stop == strips:
             target = out + start * token_bytes + kv_head * group * value_dim * size_of(query_kind)

@@ -18,14 +18,14 @@ import numpy as np
 from numba import njit, prange
 
 from hfpaged_kernels.cpu_bits import LANES, VECTOR, keep, load_int32, store_one
-from hfpaged_kernels.cpu_strips import STRIP, padded, prefetch_strip, read_strip, strips_between
+from hfpaged_kernels.cpu_strips import STRIP, padded, strips_between
 from hfpaged_kernels.cpu_tiles import (
-    attend_strip,
+    attend_strips,
     begin_rows,
     merge_rows,
     read_row,
-    scores_bytes,
     state_bytes,
+    strips_bytes,
     turn_queries,
     vectors_of,
 )
@@ -99,13 +99,11 @@ def _share(share: int, shares: int, shared: int, prefix: int, partials: int, cal
     key_width, width = padded(key_dim), padded(value_dim)
     rows = num_seqs * group
     vectors, strips = vectors_of(rows), strips_between(0, shared)
-    floats = vectors * LANES * (key_dim + 1) + STRIP * (key_width + width) + key_width + scores_bytes() // 4
-    memory = np.empty(floats + LANES, dtype=np.float32)
+    floats = vectors * LANES * (key_dim + 1) + key_width + LANES
+    memory = np.empty(floats + strips_bytes(key_width, width) // 4, dtype=np.float32)
     queries = (memory.ctypes.data + VECTOR - 1) // VECTOR * VECTOR
-    key_strip = queries + vectors * VECTOR * key_dim
-    value_strip = key_strip + 4 * STRIP * key_width
-    scores = value_strip + 4 * STRIP * width
-    positions = scores + scores_bytes()
+    strips_buffer = queries + vectors * VECTOR * key_dim
+    positions = strips_buffer + strips_bytes(key_width, width)
     buffer = positions + vectors * VECTOR
     for row in range(vectors * LANES):
         store_one(positions + 4 * row, np.float32(shared - 1))
@@ -123,25 +121,11 @@ def _share(share: int, shares: int, shared: int, prefix: int, partials: int, cal
         size = _head_bytes(num_seqs, group, width)
         state = prefix + kv_head * size if begin == 0 else partials + share * size
         begin_rows(state, vectors, sinks + 4 * kv_head * group if sinks != 0 and begin == 0 else 0, 0, group, width)
-        key_base, value_base = keys + kv_head * key_head, values + kv_head * value_head
-        for strip in range(begin, stop):
-            position = strip * STRIP
-            count = min(STRIP, shared - position)
-            if strip + 1 < stop:
-                ahead = position + STRIP
-                left = min(STRIP, shared - ahead)
-                prefetch_strip(key_base, kind, key_block, key_dim, block_size, table, ahead, left)
-                prefetch_strip(value_base, kind, value_block, value_dim, block_size, table, ahead, left)
-            strip_keys = read_strip(
-                key_base, kind, key_block, key_dim, block_size, table, position, count, STRIP, key_strip
-            )
-            strip_values = read_strip(
-                value_base, kind, value_block, value_dim, block_size, table, position, count, STRIP, value_strip
-            )
-            attend_strip(
-                queries, rows, key_dim, strip_keys, key_width, strip_values, width, position, count, positions,
-                0, softcap, scores, state,
-            )  # fmt: skip
+        attend_strips(
+            queries, rows, positions, keys + kv_head * key_head, values + kv_head * value_head, kind, key_block,
+            value_block, key_dim, value_dim, block_size, table, begin * STRIP, stop * STRIP, shared, 0, softcap,
+            strips_buffer, state,
+        )  # fmt: skip
         unit += stop - begin
     keep(memory)
 

@@ -44,7 +44,7 @@ from hfpaged_kernels.cpu_bits import (
     where_at_most,
     write,
 )
-from hfpaged_kernels.cpu_strips import STRIP
+from hfpaged_kernels.cpu_strips import STRIP, padded, prefetch_strip, read_strip
 
 _COLUMNS = 8
 
@@ -61,9 +61,9 @@ def state_bytes(width: int) -> int:
 
 
 @njit(forceinline=True)
-def scores_bytes() -> int:
-    """Room for the scores of two vectors of rows."""
-    return 2 * STRIP * VECTOR
+def strips_bytes(key_width: int, width: int) -> int:
+    """Room for a strip of keys, a strip of values, and the scores of two vectors of rows."""
+    return STRIP * (4 * (key_width + width) + 2 * VECTOR)
 
 
 @njit(nogil=True)
@@ -99,12 +99,13 @@ def _products_of(vectors: int, fresh: bool) -> Any:
 
     target[v, c] = (0 if fresh else target[v, c]) + sum over i of scalars[i, c] * operands[v, i]
 
-    Strides, in bytes: of a scalar's row and column, of a vector of operands, of a vector of the target.
+    Strides, in bytes: of a scalar's row and column (row 16 and those behind it lie `jump` further), of a vector of
+    operands, of a vector of the target.
     """
 
-    @emitter(types.void, *[types.int64] * 8)
+    @emitter(types.void, *[types.int64] * 9)
     def products(
-        builder: Any, scalars: Any, row_bytes: Any, column_bytes: Any, operands: Any, operand_bytes: Any,
+        builder: Any, scalars: Any, row_bytes: Any, jump: Any, column_bytes: Any, operands: Any, operand_bytes: Any,
         count: Any, target: Any, target_bytes: Any,
     ) -> None:  # fmt: skip
         index = ir.IntType(64)
@@ -126,7 +127,8 @@ def _products_of(vectors: int, fresh: bool) -> Any:
         with cgutils.for_range_slice(builder, start, count, step, intp=index) as (i, _):
             at = place(operands, i, VECTOR)
             rows = [read(builder, place(at, v, operand_bytes)) for v in range(vectors)]
-            row = place(scalars, i, row_bytes)
+            behind = builder.icmp_signed(">=", i, ir.Constant(index, LANES))
+            row = builder.add(place(scalars, i, row_bytes), builder.select(behind, jump, start))
             for c in range(_COLUMNS):
                 scalar = splat_of(builder, place(row, c, column_bytes))
                 for v in range(vectors):
@@ -143,26 +145,26 @@ _add_products_to_one, _add_products_to_two = _products_of(1, fresh=False), _prod
 
 
 @njit(nogil=True)
-def _score(queries: int, pair: bool, dim: int, keys: int, key_bytes: int, scores: int) -> None:
+def _score(queries: int, pair: bool, dim: int, keys: int, jump: int, key_bytes: int, scores: int) -> None:
     """scores[1 or 2, STRIP, 16] of one vector of query rows or a pair."""
     for key in range(0, STRIP, _COLUMNS):
-        row, at = keys + key * key_bytes, scores + key * VECTOR
+        row, at = keys + key * key_bytes + (jump if key >= LANES else 0), scores + key * VECTOR
         if pair:
-            _products_of_two(row, 4, key_bytes, queries, dim * VECTOR, dim, at, STRIP * VECTOR)
+            _products_of_two(row, 4, 0, key_bytes, queries, dim * VECTOR, dim, at, STRIP * VECTOR)
         else:
-            _products_of_one(row, 4, key_bytes, queries, dim * VECTOR, dim, at, STRIP * VECTOR)
+            _products_of_one(row, 4, 0, key_bytes, queries, dim * VECTOR, dim, at, STRIP * VECTOR)
 
 
 @njit(nogil=True)
-def _add_values(state: int, pair: bool, weights: int, values: int, width: int, count: int) -> None:
+def _add_values(state: int, pair: bool, weights: int, values: int, jump: int, width: int, count: int) -> None:
     """totals[1 or 2, width, 16] += values[count, width].T @ weights[1 or 2, count, 16]."""
     row_bytes, gap = 4 * width, STRIP * VECTOR
     for column in range(0, width, _COLUMNS):
         at, scalars = state + (2 + column) * VECTOR, values + 4 * column
         if pair:
-            _add_products_to_two(scalars, row_bytes, 4, weights, gap, count, at, state_bytes(width))
+            _add_products_to_two(scalars, row_bytes, jump, 4, weights, gap, count, at, state_bytes(width))
         else:
-            _add_products_to_one(scalars, row_bytes, 4, weights, gap, count, at, state_bytes(width))
+            _add_products_to_one(scalars, row_bytes, jump, 4, weights, gap, count, at, state_bytes(width))
 
 
 @njit(nogil=True)
@@ -210,16 +212,29 @@ def _weigh(scores: int, state: int, width: int) -> None:
     store(state + VECTOR, added)
 
 
-@njit(nogil=True)
-def attend_strip(
-    queries: int, rows: int, key_dim: int, keys: int, key_width: int, values: int, width: int, position: int,
-    count: int, positions: int, window: int, softcap: float, scores: int, state: int,
-) -> None:  # fmt: skip
-    """Fold `count` keys and values, the first of which is at `position`, into the state of all rows that see them.
+@njit(forceinline=True)
+def _read(
+    cache: int, kind: int, block_stride: int, dim: int, block_size: int, table: int, position: int, count: int,
+    buffer: int,
+) -> Any:  # fmt: skip
+    """A strip of two times sixteen rows, and how much further the second sixteen lie than right behind the first.
 
-    positions[rows] float32, ascending: where each row is, which sees the keys up to there. Lanes behind the last
-    row hold -1: they see nothing.
+    Sixteen at a time, as so many often lie in one block and need no copy.
     """
+    first, half = min(count, LANES), 4 * LANES * padded(dim)
+    a = read_strip(cache, kind, block_stride, dim, block_size, table, position, first, LANES, buffer)
+    b = read_strip(
+        cache, kind, block_stride, dim, block_size, table, position + LANES, count - first, LANES, buffer + half
+    )
+    return a, b - a - half
+
+
+@njit(nogil=True)
+def _attend_strip(
+    queries: int, rows: int, key_dim: int, keys: int, key_jump: int, values: int, value_jump: int, width: int,
+    position: int, count: int, positions: int, window: int, softcap: float, scores: int, state: int,
+) -> None:  # fmt: skip
+    """Fold `count` keys and values, the first of which is at `position`, into the state of all rows that see them."""
     for vector in range(0, vectors_of(rows), 2):
         first, end = vector * LANES, min(rows, (vector + 2) * LANES)
         lowest, highest = load_one(positions + 4 * first), load_one(positions + 4 * (end - 1))
@@ -228,7 +243,7 @@ def attend_strip(
         pair = end - first > LANES
         hides = position + STRIP - 1 > lowest or (window > 0 and position <= highest - window)
         own = state + vector * state_bytes(width)
-        _score(queries + vector * VECTOR * key_dim, pair, key_dim, keys, 4 * key_width, scores)
+        _score(queries + vector * VECTOR * key_dim, pair, key_dim, keys, key_jump, 4 * padded(key_dim), scores)
         for i in range(2 if pair else 1):
             part = scores + i * STRIP * VECTOR
             if softcap > 0:
@@ -236,7 +251,39 @@ def attend_strip(
             if hides:
                 _hide(part, position, load(positions + (vector + i) * VECTOR), window)
             _weigh(part, own + i * state_bytes(width), width)
-        _add_values(own, pair, scores, values, width, count)
+        _add_values(own, pair, scores, values, value_jump, width, count)
+
+
+@njit(nogil=True)
+def attend_strips(
+    queries: int, rows: int, positions: int, keys: int, values: int, kind: int, key_block: int, value_block: int,
+    key_dim: int, value_dim: int, block_size: int, table: int, first: int, stop: int, end: int, window: int,
+    softcap: float, buffer: int, state: int,
+) -> None:  # fmt: skip
+    """Fold the strips that begin at first .. stop, of a context that ends at `end`, into the state of the rows.
+
+    queries: from `turn_queries`; positions[rows] float32, ascending: where each row is, which sees the keys up to
+    there (lanes behind the last row hold -1: they see nothing); keys, values: one head of the caches; buffer:
+    strips_bytes.
+    """
+    width = padded(value_dim)
+    scores = buffer + 4 * STRIP * (padded(key_dim) + width)
+    for position in range(first, stop, STRIP):
+        ahead = position + STRIP
+        if ahead < stop:
+            left = min(STRIP, end - ahead)
+            prefetch_strip(keys, kind, key_block, key_dim, block_size, table, ahead, left)
+            prefetch_strip(values, kind, value_block, value_dim, block_size, table, ahead, left)
+        count = min(STRIP, end - position)
+        own_keys, key_jump = _read(keys, kind, key_block, key_dim, block_size, table, position, count, buffer)
+        own_values, value_jump = _read(
+            values, kind, value_block, value_dim, block_size, table, position, count,
+            buffer + 4 * STRIP * padded(key_dim),
+        )  # fmt: skip
+        _attend_strip(
+            queries, rows, key_dim, own_keys, key_jump, own_values, value_jump, width, position, count, positions,
+            window, softcap, scores, state,
+        )  # fmt: skip
 
 
 @njit(nogil=True)
