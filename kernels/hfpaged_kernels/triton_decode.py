@@ -5,15 +5,15 @@
 import triton
 import triton.language as tl
 
-from hfpaged_kernels.triton_blocks import load_slots, lookup_blocks
-from hfpaged_kernels.triton_math import attention_scores, final_weight, fold_in, merge_states
+from hfpaged_kernels.triton_attend import attend_positions
+from hfpaged_kernels.triton_math import final_weight, merge_states
 
 
 @triton.jit
 def decode_kernel(
     query_ptr, key_cache_ptr, value_cache_ptr, block_tables_ptr, context_lengths_ptr, sinks_ptr,
     out_ptr, maxima_ptr, totals_ptr,
-    num_heads, window, scale, softcap,
+    num_heads, num_states, shared_states, shared, window, scale, softcap,
     query_token_stride, query_head_stride, table_stride,
     key_block_stride, key_head_stride, key_slot_stride,
     value_block_stride, value_head_stride, value_slot_stride,
@@ -23,7 +23,8 @@ def decode_kernel(
     HAS_SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr, IS_SPLIT: tl.constexpr,
 ):  # fmt: skip
     # One program attends for HEADS query heads of one KV head of one sequence over one split of the context.
-    # out_ptr is [num_seqs, num_heads, splits, VALUE_DIM]: the partial sums, or with one split the result.
+    # out_ptr is [num_seqs, num_heads, num_states, VALUE_DIM]: the partial sums, or with one state the result. The first
+    # shared_states are not written here: they are those of the first `shared` positions, left to shared_kernel.
     seq = tl.program_id(0).to(tl.int64)
     split = tl.program_id(2)
     num_splits = tl.num_programs(2)
@@ -35,7 +36,7 @@ def decode_kernel(
     heads = kv_head * GROUP + in_group
 
     context = tl.load(context_lengths_ptr + seq)
-    visible_from = tl.maximum(context - window, 0)
+    visible_from = tl.maximum(context - window, shared)
     aligned_from = visible_from // TILE * TILE
     # Whole tiles per split, so that no tile is read by two programs.
     split_length = tl.cdiv(tl.cdiv(context - aligned_from, num_splits), TILE) * TILE
@@ -48,27 +49,15 @@ def decode_kernel(
         mask=real[:, None] & (key_dims[None, :] < KEY_DIM),
         other=0.0,
     )
-    maximum = tl.full([ROWS], float("-inf"), tl.float32)
-    total = tl.zeros([ROWS], tl.float32)
-    accumulator = tl.zeros([ROWS, VALUE_PAD], tl.float32)
-    for start in range(first, last, TILE):
-        positions = start + tl.arange(0, TILE)
-        # Blocks before the window may be freed already, slots behind the end hold anything: neither is read.
-        wanted = (positions >= visible_from) & (positions < last)
-        blocks = lookup_blocks(block_tables_ptr + seq * table_stride, positions, wanted, BLOCK_SIZE)
-        keys = load_slots(
-            key_cache_ptr, blocks, positions, kv_head, wanted,
-            key_block_stride, key_head_stride, key_slot_stride, BLOCK_SIZE, KEY_DIM, KEY_PAD,
-        )  # fmt: skip
-        scores = attention_scores(query, keys, scale, softcap, HAS_SOFTCAP)
-        scores = tl.where(wanted[None, :], scores, float("-inf"))
-        values = load_slots(
-            value_cache_ptr, blocks, positions, kv_head, wanted,
-            value_block_stride, value_head_stride, value_slot_stride, BLOCK_SIZE, VALUE_DIM, VALUE_PAD,
-        )  # fmt: skip
-        accumulator, maximum, total = fold_in(accumulator, maximum, total, scores, values)
+    accumulator, maximum, total = attend_positions(
+        query, heads, block_tables_ptr + seq * table_stride, key_cache_ptr, value_cache_ptr, kv_head,
+        first, visible_from, last, window, scale, softcap,
+        key_block_stride, key_head_stride, key_slot_stride,
+        value_block_stride, value_head_stride, value_slot_stride,
+        ROWS, TILE, BLOCK_SIZE, KEY_DIM, KEY_PAD, VALUE_DIM, VALUE_PAD, HAS_SOFTCAP, False,
+    )  # fmt: skip
 
-    states = (seq * num_heads + heads) * num_splits + split
+    states = (seq * num_heads + heads) * num_states + shared_states + split
     if IS_SPLIT:
         tl.store(maxima_ptr + states, maximum, mask=real)
         tl.store(totals_ptr + states, total, mask=real)

@@ -5,6 +5,8 @@ Nothing here waits for the device except `gather`, whose result has a size that 
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 from torch import Tensor
@@ -13,6 +15,7 @@ from hfpaged_kernels import triton_launch as launch
 from hfpaged_kernels.triton_blocks import copy_blocks_kernel, gather_kernel, write_kv_kernel
 from hfpaged_kernels.triton_decode import decode_kernel, merge_kernel
 from hfpaged_kernels.triton_prefill import prefill_kernel
+from hfpaged_kernels.triton_shared import shared_kernel
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -75,6 +78,7 @@ def decode(
     window: int | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    shared_blocks: int = 0,
 ) -> Tensor:
     """See `reference.decode`."""
     query = _checked_query(query, key_cache, value_cache, window)
@@ -82,31 +86,51 @@ def decode(
     out = query.new_empty(num_seqs, num_heads, value_cache.shape[3])
     if out.numel() == 0:
         return out
-    tables = launch.int32(block_tables)
+    tables, lengths = launch.int32(block_tables), launch.int32(context_lengths)
     tiling = launch.decode_tiling(query.dtype, max(key_cache.shape[3], value_cache.shape[3]))
     arguments = launch.attention_arguments(query, key_cache, value_cache, tables, tiling.rows, scale, window, softcap)
     sink_arguments = {
         "sinks_ptr": query if sinks is None else sinks.contiguous(),
         "HAS_SINKS": sinks is not None,
     }
+    processors = launch.num_processors(query.device)
+    prefix = launch.shared_prefix(query, key_cache, value_cache, shared_blocks, window, processors)
     programs_per_seq = key_cache.shape[1] * triton.cdiv(arguments["GROUP"], arguments["HEADS"])
-    longest = min(tables.shape[1] * key_cache.shape[2], arguments["window"])
-    splits = launch.num_splits(num_seqs * programs_per_seq, longest, launch.num_processors(query.device))
-    partial, maxima, totals = _partial_states(out, splits)
+    longest = min(tables.shape[1] * key_cache.shape[2] - prefix.length, arguments["window"])
+    most = launch.MAX_SPLITS - prefix.splits
+    states = prefix.splits + launch.num_splits(num_seqs * programs_per_seq, longest, processors, most)
+    partial, maxima, totals = _partial_states(out, states)
     with launch.on_device(query.device):
-        decode_kernel[(num_seqs, programs_per_seq, splits)](
-            query, key_cache, value_cache, tables, launch.int32(context_lengths),
+        if prefix.length:
+            _attend_prefix(prefix, query, key_cache, value_cache, tables, lengths, arguments, partial, maxima, totals)
+        decode_kernel[(num_seqs, programs_per_seq, states - prefix.splits)](
+            query, key_cache, value_cache, tables, lengths,
             out_ptr=partial, maxima_ptr=maxima, totals_ptr=totals, **sink_arguments, **arguments,
-            ROWS=max(arguments["HEADS"], 16), TILE=tiling.tile, IS_SPLIT=splits > 1,
+            num_states=states, shared_states=prefix.splits, shared=prefix.length,
+            ROWS=max(arguments["HEADS"], 16), TILE=tiling.tile, IS_SPLIT=states > 1,
             num_warps=tiling.warps, num_stages=tiling.stages,
         )  # fmt: skip
-        if splits > 1:
+        if states > 1:
             merge_kernel[(num_seqs, num_heads)](
-                partial, maxima, totals, out_ptr=out, num_heads=num_heads, num_splits=splits,
-                **sink_arguments, SPLITS_PAD=triton.next_power_of_2(splits),
+                partial, maxima, totals, out_ptr=out, num_heads=num_heads, num_splits=states,
+                **sink_arguments, SPLITS_PAD=triton.next_power_of_2(states),
                 **launch.dims("VALUE", out.shape[2]),
             )  # fmt: skip
     return out
+
+
+def _attend_prefix(
+    prefix: launch.Prefix, query: Tensor, key_cache: Tensor, value_cache: Tensor, tables: Tensor, lengths: Tensor,
+    arguments: dict[str, Any], *states: Tensor,
+) -> None:  # fmt: skip
+    """Write the states of the shared positions, read once for all sequences, in front of those of decode."""
+    shared_kernel[(prefix.row_tiles, key_cache.shape[1], prefix.splits)](
+        query, key_cache, value_cache, tables, lengths, *states,
+        num_seqs=len(query), num_states=states[1].shape[-1], shared=prefix.length,
+        **{name: value for name, value in arguments.items() if name != "HEADS"},
+        ROWS=prefix.tiling.rows, TILE=prefix.tiling.tile,
+        num_warps=prefix.tiling.warps, num_stages=prefix.tiling.stages,
+    )  # fmt: skip
 
 
 def prefill(

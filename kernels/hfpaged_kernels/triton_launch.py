@@ -15,6 +15,9 @@ NO_WINDOW = 2**31 - 1
 MAX_SPLITS = 64
 # Shorter splits cost more in the merge than they bring.
 MIN_SPLIT_LENGTH = 128
+# What a launch more costs, in bytes of keys and values that a second reader finds in the cache of the device: about
+# ten microseconds at some terabytes per second. An estimate, not a measurement.
+SHARING_BYTES = 64 * 2**20
 
 
 class Tiling(NamedTuple):
@@ -46,13 +49,45 @@ def prefill_tiling(dtype: torch.dtype, dim: int) -> Tiling:
     return Tiling(rows=64 if pad(dim) <= 256 else 32, tile=32, warps=8, stages=2 if pad(dim) <= 256 else 1)
 
 
-def num_splits(programs: int, longest: int, processors: int) -> int:
+def num_splits(programs: int, longest: int, processors: int, most: int = MAX_SPLITS) -> int:
     """Into how many parts decode cuts each context: two programs per processor, but no part too short.
 
     `programs` run without a split; `longest` is the longest context that the block tables have room for.
     """
     wanted = triton.cdiv(2 * processors, programs)
-    return max(1, min(wanted, triton.cdiv(longest, MIN_SPLIT_LENGTH), MAX_SPLITS))
+    return max(1, min(wanted, triton.cdiv(longest, MIN_SPLIT_LENGTH), most))
+
+
+class Prefix(NamedTuple):
+    """How the positions that all sequences share are attended over: none of them, where that does not pay."""
+
+    length: int
+    row_tiles: int
+    splits: int
+    tiling: Tiling
+
+
+def shared_prefix(
+    query: Tensor, key_cache: Tensor, value_cache: Tensor, shared_blocks: int, window: int | None, processors: int
+) -> Prefix:
+    """A window hides part of the prefix, from each sequence another one, and leaves little of it: none is shared."""
+    _, num_kv_heads, block_size, key_dim = key_cache.shape
+    value_dim, length = value_cache.shape[3], shared_blocks * block_size
+    rows = len(query) * (query.shape[1] // num_kv_heads)
+    tiling = prefill_tiling(query.dtype, max(key_dim, value_dim))
+    tiling = tiling._replace(rows=min(tiling.rows, pad(rows)))
+    row_tiles = triton.cdiv(rows, tiling.rows)
+    position_bytes = num_kv_heads * (key_dim + value_dim) * key_cache.element_size()
+    if window is not None or not sharing_pays(len(query), row_tiles, length, position_bytes):
+        return Prefix(0, 0, 0, tiling)
+    # The merge holds the states of prefix and rest together.
+    splits = num_splits(row_tiles * num_kv_heads, length, processors, MAX_SPLITS // 2)
+    return Prefix(length, row_tiles, splits, tiling)
+
+
+def sharing_pays(readers: int, readers_of_shared: int, shared: int, bytes_per_position: int) -> bool:
+    """Whether `readers_of_shared` programs instead of `readers` over the first `shared` positions save a launch."""
+    return (readers - readers_of_shared) * shared * bytes_per_position > SHARING_BYTES
 
 
 @functools.cache

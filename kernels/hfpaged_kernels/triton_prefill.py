@@ -5,8 +5,8 @@
 import triton
 import triton.language as tl
 
-from hfpaged_kernels.triton_blocks import load_slots, lookup_blocks
-from hfpaged_kernels.triton_math import attention_scores, final_weight, fold_in
+from hfpaged_kernels.triton_attend import attend_positions
+from hfpaged_kernels.triton_math import final_weight
 
 
 @triton.jit
@@ -65,28 +65,13 @@ def prefill_kernel(
     visible_from = tl.maximum(first_position - window + 1, 0)
     visible_to = tl.minimum(first_position + TOKENS, context)
 
-    table_ptr = block_tables_ptr + seq.to(tl.int64) * table_stride
-    maximum = tl.full([ROWS], float("-inf"), tl.float32)
-    total = tl.zeros([ROWS], tl.float32)
-    accumulator = tl.zeros([ROWS, VALUE_PAD], tl.float32)
-    for start in range(visible_from // TILE * TILE, visible_to, TILE):
-        positions = start + tl.arange(0, TILE)
-        # Blocks before the window may be freed already, slots behind the end hold anything: neither is read.
-        wanted = (positions >= visible_from) & (positions < visible_to)
-        blocks = lookup_blocks(table_ptr, positions, wanted, BLOCK_SIZE)
-        keys = load_slots(
-            key_cache_ptr, blocks, positions, kv_head, wanted,
-            key_block_stride, key_head_stride, key_slot_stride, BLOCK_SIZE, KEY_DIM, KEY_PAD,
-        )  # fmt: skip
-        scores = attention_scores(query, keys, scale, softcap, HAS_SOFTCAP)
-        distance = query_positions[:, None] - positions[None, :]
-        seen = wanted[None, :] & (distance >= 0) & (distance < window)
-        scores = tl.where(seen, scores, float("-inf"))
-        values = load_slots(
-            value_cache_ptr, blocks, positions, kv_head, wanted,
-            value_block_stride, value_head_stride, value_slot_stride, BLOCK_SIZE, VALUE_DIM, VALUE_PAD,
-        )  # fmt: skip
-        accumulator, maximum, total = fold_in(accumulator, maximum, total, scores, values)
+    accumulator, maximum, total = attend_positions(
+        query, query_positions, block_tables_ptr + seq.to(tl.int64) * table_stride, key_cache_ptr, value_cache_ptr,
+        kv_head, visible_from // TILE * TILE, visible_from, visible_to, window, scale, softcap,
+        key_block_stride, key_head_stride, key_slot_stride,
+        value_block_stride, value_head_stride, value_slot_stride,
+        ROWS, TILE, BLOCK_SIZE, KEY_DIM, KEY_PAD, VALUE_DIM, VALUE_PAD, HAS_SOFTCAP, True,
+    )  # fmt: skip
 
     sink = tl.full([ROWS], float("-inf"), tl.float32)
     if HAS_SINKS:

@@ -54,3 +54,22 @@ def test_what_cannot_run_is_refused_in_words(changes: dict[str, Any], words: str
 )
 def test_splits_fill_the_device_but_stay_long(programs: int, longest: int, processors: int, splits: int) -> None:
     assert triton_launch.num_splits(programs, longest, processors) == splits
+
+
+@pytest.mark.parametrize(
+    ("num_seqs", "shared_blocks", "window", "length"),
+    [
+        (32, 64, None, 1024),
+        (32, 64, 4096, 0),  # of which each sequence would see another part
+        (2, 64, None, 0),  # too little to read for a launch more
+        (1, 4096, None, 0),  # nobody to share with
+        (32, 0, None, 0),
+    ],
+)
+def test_a_prefix_is_shared_where_that_saves_much_reading(
+    num_seqs: int, shared_blocks: int, window: int | None, length: int
+) -> None:
+    query, cache = (torch.zeros(size, dtype=torch.bfloat16) for size in ((num_seqs, 32, 128), (1, 8, 16, 128)))
+    prefix = triton_launch.shared_prefix(query, cache, cache, shared_blocks, window, 132)
+    assert prefix.length == length
+    assert prefix.splits <= triton_launch.MAX_SPLITS // 2

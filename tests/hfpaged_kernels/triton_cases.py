@@ -36,6 +36,8 @@ class Case:
     softcap: float | None = None
     sinks: bool = False
     splits: int = 1
+    # So many blocks at the beginning of the tables of all sequences with tokens are the same.
+    shared_blocks: int = 0
 
 
 HALVES = (torch.float16, torch.bfloat16)
@@ -66,6 +68,27 @@ CASES = (
     Case("more sequences than are searched at a time", contexts=(3,) * 150, query_lengths=(2,) * 150),
 )  # fmt: skip
 
+SHARED: dict[str, Any] = {"shared_blocks": 3, "contexts": (0, 49, 63, 0, 64, 65, 100, 49)}
+# Decode alone knows of shared blocks.
+SHARED_CASES = (
+    *(Case(f"shared blocks in {t}, head dims {k} and {v}", t, key_dim=k, value_dim=v, **SHARED)
+      for t in BOUNDS for k, v in ((64, 64), (80, 80), (192, 128))),
+    Case("shared blocks, a query head for each KV head", heads=3, kv_heads=3, **SHARED),
+    Case("shared blocks, groups of 7 query heads", heads=14, kv_heads=2, **SHARED),
+    Case("shared blocks, one KV head for 71 query heads", heads=71, kv_heads=1, **SHARED),
+    *(Case(f"{n} shared blocks of {size} slots", block_size=size, shared_blocks=n, contexts=(n * size + 1, 0, 90))
+      for n, size in ((1, 1), (40, 1), (5, 8), (2, 32), (1, 64))),
+    Case("shared blocks and a soft cap", softcap=2.0, **SHARED),
+    Case("shared blocks and sinks", sinks=True, **SHARED),
+    *(Case(f"shared blocks, soft cap and sinks in {n} splits", softcap=4.0, sinks=True, splits=n, **SHARED)
+      for n in (2, 5)),
+    Case("shared blocks with a window", window=21, **SHARED),
+    Case("shared blocks of one sequence", shared_blocks=2, contexts=(40,)),
+    Case("shared blocks and no sequence with a token", shared_blocks=2, contexts=(0, 0)),
+    Case("shared blocks of more sequences than are searched at a time", shared_blocks=1,
+         contexts=(0,) * 130 + (17,) * 20),
+)  # fmt: skip
+
 STORAGE_CASES = tuple(
     Case(f"{t}, head dims {k} and {v}, blocks of {size} slots", t, key_dim=k, value_dim=v, block_size=size)
     for t, k, v, size in (
@@ -82,7 +105,11 @@ def check_decode(case: Case, device: str) -> None:
     query = _randn(case, len(contexts), case.heads, case.key_dim, generator=generator)
     options = _options(case, generator)
     expected = reference.decode(query, *clean, contexts, **options)
-    with mock.patch.object(triton_launch, "num_splits", return_value=case.splits):
+    options["shared_blocks"] = case.shared_blocks
+    with (
+        mock.patch.object(triton_launch, "num_splits", return_value=case.splits),
+        mock.patch.object(triton_launch, "sharing_pays", return_value=case.shared_blocks > 0),
+    ):
         result = triton_form.decode(*_on(device, query, *poisoned, contexts), **_options_on(device, options))
     _compare(result, expected)
 
@@ -140,14 +167,16 @@ def _caches(
     values = _randn(case, num_blocks, case.kv_heads, size, case.value_dim, generator=generator)
     shuffled = torch.randperm(num_blocks, generator=generator).to(torch.int32)
     tables = shuffled[: len(case.contexts) * blocks_per_seq].view(len(case.contexts), blocks_per_seq)
+    tables[:, : case.shared_blocks] = tables[0, : case.shared_blocks].clone()
     bad_keys, bad_values, bad_tables = (tensor.clone() for tensor in (keys, values, tables))
     for seq, (context, length) in enumerate(zip(case.contexts, query_lengths, strict=True)):
         first = 0 if case.window is None else max(0, context - length - case.window + 1)
         for index, block in enumerate(tables[seq].tolist()):
             positions = torch.arange(index * size, (index + 1) * size)
             hidden = (positions < first) | (positions >= context)
-            bad_keys[block, :, hidden] = float("nan")
-            bad_values[block, :, hidden] = float("nan")
+            if index >= case.shared_blocks:
+                bad_keys[block, :, hidden] = float("nan")
+                bad_values[block, :, hidden] = float("nan")
             if hidden.all():
                 bad_tables[seq, index] = GARBAGE_IDS[index % len(GARBAGE_IDS)]
     return (keys, values, tables), (bad_keys, bad_values, bad_tables)
@@ -178,6 +207,7 @@ def _compare(result: Tensor, expected: Tensor) -> None:
 
 CHECKS = {
     **{f"decode: {case.name}": (check_decode, case) for case in CASES},
+    **{f"decode: {case.name}": (check_decode, case) for case in SHARED_CASES},
     **{f"prefill: {case.name}": (check_prefill, case) for case in CASES},
     **{f"storage: {case.name}": (check_storage, case) for case in STORAGE_CASES},
 }

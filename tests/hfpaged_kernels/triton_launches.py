@@ -20,6 +20,7 @@ KERNELS = (
     "decode_kernel",
     "merge_kernel",
     "prefill_kernel",
+    "shared_kernel",
 )
 TYPES = {
     torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16",
@@ -89,7 +90,8 @@ def _type(value: Any) -> str:
 def launches_of_every_operation(
     dtype: torch.dtype, key_dim: int, value_dim: int, group: int = 4, block_size: int = 16
 ) -> list[Launch]:
-    """Decode with and without splits, merge, prefill, write, copy and gather; all options of attention on."""
+    """Decode with and without splits and shared blocks, merge, prefill, write, copy and gather; all options of
+    attention on, save that shared blocks and a window do not go together."""
     key_cache = torch.zeros(4, 2, block_size, key_dim, dtype=dtype)
     value_cache = torch.zeros(4, 2, block_size, value_dim, dtype=dtype)
     query = torch.zeros(2, 2 * group, key_dim, dtype=dtype)
@@ -107,4 +109,6 @@ def launches_of_every_operation(
         triton_form.prefill(query, *caches, tables, lengths, starts, ones, **attention)
     with recorded(splits=4) as split_launches:
         triton_form.decode(query, *caches, tables, lengths, **attention)
+        with mock.patch.object(triton_launch, "sharing_pays", return_value=True):
+            triton_form.decode(query, *caches, tables, lengths, **attention | {"window": None}, shared_blocks=1)
     return launches + split_launches
