@@ -56,6 +56,11 @@ class Prompts:
                 prefixes.attach(sequence, root, items, match)
         self._pieces: list[tuple[int, Rows]] = []
 
+    @property
+    def width(self) -> int:
+        """Numbers of `items` for each token."""
+        return self._root.width
+
     def compute_pieces(self, forward: Callable[[int, int], Rows], forward_cost: int) -> int:
         """Compute for single rows what pays; `forward(row, stop)` does it up to token `stop` of a row. Returns how
         many columns are left for all rows.
@@ -70,13 +75,14 @@ class Prompts:
             return self._width
         return plan.tail
 
-    def attach(self, tail: int) -> tuple[int, list[int]]:
-        """Let the rows begin with all but the last `tail` columns, or a few more where something is not to be had.
-        Returns (the columns that are attached, the tokens of each row in them).
+    def attach(self, tail: int, exactly: bool = False) -> tuple[int, list[int]]:
+        """Let the rows begin with all but the last `tail` columns. Where that is not to be had the tail is longer, or
+        the whole prompt if it must be `exactly` that one. Returns (the columns that are attached, the tokens of each row in them).
         """
         with self._pool.changing() as manager:
+            wanted = tail
             tail, cuts = self._settle_tail(manager, tail)
-            if tail >= self._width:
+            if tail >= self._width or (exactly and tail != wanted):
                 return 0, [0] * len(self.lengths)
             sequences = [self._take(manager, row, cut) for row, cut in enumerate(cuts)]
         length = self._width - tail

@@ -6,13 +6,16 @@ import logging
 from typing import Any
 
 import hfpaged_kernels as kernels
+import torch
 from torch import Tensor, nn
 
 from hfpaged import compat
 from hfpaged.attention_origin import origin
 from hfpaged.handle import LazyKV
+from hfpaged.kv_storage import LayerStore
 from hfpaged.mask import LazyMask
 from hfpaged.paged_layer import LayerStep, flat_tokens
+from hfpaged.step import Step
 
 logger = logging.getLogger("hfpaged")
 
@@ -83,7 +86,7 @@ def _paged(
         flat = flat.to(store.key.dtype)
     options: dict[str, Any] = {"scale": scale, "window": window, "softcap": softcap, "sinks": sinks}
     if meta.is_decode:
-        out = kernels.decode(flat, store.key, store.value, meta.block_tables, meta.context_lengths, **options)
+        out = _decode(flat, store, meta, options)
     else:
         out = kernels.prefill(
             flat, store.key, store.value, meta.block_tables, meta.context_lengths, meta.query_starts,
@@ -92,6 +95,20 @@ def _paged(
     if out.dtype != query.dtype:
         out = out.to(query.dtype)
     return out.view(batch, length, num_heads, -1)
+
+
+def _decode(query: Tensor, store: LayerStore, meta: Step, options: dict[str, Any]) -> Tensor:
+    """Rows that read the same blocks first are told to the kernel, run by run."""
+    caches, tables, lengths = (store.key, store.value), meta.block_tables, meta.context_lengths
+    if len(meta.shared) < 2:
+        shared = meta.shared[0].blocks if meta.shared else 0
+        return kernels.decode(query, *caches, tables, lengths, shared_blocks=shared, **options)
+    parts = [
+        kernels.decode(query[rows], *caches, tables[rows], lengths[rows], shared_blocks=run.blocks, **options)
+        for run in meta.shared
+        for rows in [slice(run.start, run.stop)]
+    ]
+    return torch.cat(parts)
 
 
 def _heeded(module: nn.Module, softcap: float | None, sinks: Tensor | None) -> tuple[float | None, Tensor | None]:

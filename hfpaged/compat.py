@@ -13,6 +13,7 @@ from packaging.version import Version
 from torch import nn
 from transformers import AttentionInterface, DynamicCache, PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+from transformers.generation import utils as generation_utils
 from transformers.masking_utils import (
     ALL_MASK_ATTENTION_FUNCTIONS,
     AttentionMaskInterface,
@@ -73,6 +74,13 @@ def longest_with_same_positions(config: PreTrainedConfig) -> int | None:
     original = [part.get("original_max_position_embeddings") for part in kinds]
     original += [getattr(text, "original_max_position_embeddings", None), text.max_position_embeddings]
     return int(next(length for length in original if length))
+
+
+@functools.cache
+def multimodal_inputs() -> frozenset[str]:
+    """Inputs that generate() gives to the first forward of a batch only (a list of names since 5.18 or so)."""
+    names = getattr(generation_utils, "MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL", ("pixel_values", "input_features"))
+    return frozenset((*names, "pixel_values_videos", "image_sizes"))
 
 
 def active_adapters(model: PreTrainedModel) -> tuple[str, ...]:

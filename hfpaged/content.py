@@ -121,6 +121,10 @@ def _text(given: Any) -> str | None:
     if isinstance(given, Tensor):
         shape = f"{tuple(given.shape)} {given.dtype} ".encode()
         return hashlib.sha256(shape + _raw(given.reshape(1, -1)).tobytes()).hexdigest()
+    if isinstance(given, Mapping):
+        return _text([part for name in sorted(given) for part in (name, given[name])])
+    if given is None:
+        return ""
     if isinstance(given, (list, tuple)):
         texts = [_text(part) for part in given]
         return None if None in texts else f"[{','.join(map(str, texts))}]"

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from hfpaged import compat
+from hfpaged import compat, pictures
 from hfpaged.admission import Admission, Inputs, Prompts, cut_inputs
 from hfpaged.block_hash import ExtraKey
 from hfpaged.content import WIDE, Bools, Content, has_plain_positions
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 # What one more forward costs, in prompt tokens that could be computed in its time.
 FORWARD_COST = 32
 FORWARD_COST_ON_GPU = 512
+NEVER = 10**12
 
 
 def root_keys(model: PreTrainedModel, salt: str | None) -> tuple[ExtraKey, ...]:
@@ -38,8 +39,9 @@ def why_not_shared(model: PreTrainedModel, inputs: Inputs, content: Content | No
     """Why nothing of this forward may be known to others; None where it may."""
     if content is None:
         return "inputs that cannot be compared"
-    if any(key.kind.startswith("input:") for key in content.keys):
-        return "inputs besides the tokens, such as pictures"
+    others = pictures.input_names(content)
+    if others and not pictures.can_be_known(model, others):
+        return f"inputs that have no place among the tokens: {', '.join(others)}"
     if torch.is_grad_enabled() or model.training:
         return "gradients, or a model in training mode"
     mask = inputs.get("attention_mask")
@@ -81,15 +83,30 @@ def begin_batch(
     admission = Admission(root, prompts.items, prompts.matches)
     try:
         pieces = _Pieces(cache, model, inputs, content, prompts.lengths)
-        cost = FORWARD_COST if model.device.type == "cpu" else FORWARD_COST_ON_GPU
-        length, cuts = prompts.attach(prompts.compute_pieces(pieces.forward, cost))
+        tail = _tail(model, content, prompts, pieces)
+        length, cuts = prompts.attach(tail, exactly=bool(pictures.input_names(content)))
     finally:
         prompts.close()
     known = [match.length(rows.pool.block_size) for match in prompts.matches]
     admission.hits = [min(cut, have) for cut, have in zip(cuts, known, strict=True)]
     if not length:
         return None, admission
-    return cut_inputs(inputs, content, slice(None), slice(length, None)), admission
+    left = cut_inputs(inputs, content, slice(None), slice(length, None))
+    return pictures.without(left), admission
+
+
+def _tail(model: PreTrainedModel, content: Content, prompts: Prompts, pieces: _Pieces) -> int:
+    """How many columns are left for all rows, after what pays has been computed for single rows."""
+    if not pictures.input_names(content):
+        cost = FORWARD_COST if model.device.type == "cpu" else FORWARD_COST_ON_GPU
+        return prompts.compute_pieces(pieces.forward, cost)
+    tail = prompts.compute_pieces(_no_piece, NEVER)  # pictures belong to the batch, not to rows that are known here
+    known = [(items, max(length - tail, 0)) for items, length in zip(prompts.items, prompts.lengths, strict=True)]
+    return tail if pictures.are_all_before(model, known, prompts.width) else content.shape[1]
+
+
+def _no_piece(row: int, stop: int) -> Rows:
+    raise AssertionError("no plan pays for a piece at this price")
 
 
 class _Pieces:

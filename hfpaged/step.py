@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from hfpaged.block_table import BlockTable
+from hfpaged.shared_runs import SharedRun, shared_runs
 
 
 @dataclass
@@ -35,6 +36,7 @@ class Step:
     is_decode: bool  # one query token in each sequence
     is_first: bool  # no sequence has a token from before this step
     is_contiguous: bool  # the query tokens of each sequence lie side by side
+    shared: tuple[SharedRun, ...] = ()  # for decode: the rows in runs that read the same blocks first
     _on_device: dict[torch.device, Step] = field(default_factory=dict, repr=False, init=False)
 
     def to(self, device: torch.device) -> Step:
@@ -68,16 +70,19 @@ def build_step(
     else:
         flat = _slots(tables, contexts, block_size, query_length, lengths, kept, stores)
     starts, contiguous = _starts(len(tables), query_length, lengths, kept)
+    stacked = _stack(tables)
+    is_decode = query_length == 1 and all(lengths)
     return Step(
         slots=torch.from_numpy(flat),
-        block_tables=_stack(tables),
+        block_tables=torch.from_numpy(stacked),
         context_lengths=torch.tensor(contexts, dtype=torch.int32),
         query_starts=torch.from_numpy(starts),
         query_lengths=torch.tensor(lengths, dtype=torch.int32),
         num_seqs=len(tables),
-        is_decode=query_length == 1 and all(lengths),
+        is_decode=is_decode,
         is_first=contexts == lengths and not any(table.first for table in tables),
         is_contiguous=contiguous,
+        shared=shared_runs(stacked, contexts, block_size) if is_decode else (),
     )
 
 
@@ -107,9 +112,9 @@ def _starts(
     return (rows + first).astype(np.int32), bool((spans == lengths).all())
 
 
-def _stack(tables: Many[BlockTable]) -> Tensor:
+def _stack(tables: Many[BlockTable]) -> npt.NDArray[np.int32]:
     longest = max(len(table.blocks) for table in tables)
     stacked = np.full((len(tables), max(longest, 1)), -1, dtype=np.int32)
     for row, table in zip(stacked, tables, strict=True):
         row[: len(table.blocks)] = table.blocks
-    return torch.from_numpy(stacked)
+    return stacked

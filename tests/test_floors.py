@@ -19,8 +19,8 @@ ROOT = Path(__file__).parent.parent
 FLOORS = {
     0: "errors config block_hash block_pool block_table layer_groups prefix_index token_chain sequence block_manager"
     " prefix_cache prefill_plan",
-    1: "kv_format kv_storage kv_pool content fingerprint step row_tokens rows step_plan admission",
-    2: "compat graph handle paged_layer mask attention attention_origin prefix_sharing cache patching",
+    1: "kv_format kv_storage kv_pool content fingerprint shared_runs step row_tokens rows step_plan admission",
+    2: "compat graph handle paged_layer mask attention attention_origin pictures prefix_sharing cache patching",
     3: "__init__ __main__ cli demo demo_model demo_wheel measure bench*",
 }
 
