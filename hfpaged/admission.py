@@ -77,7 +77,8 @@ class Prompts:
 
     def attach(self, tail: int, exactly: bool = False) -> tuple[int, list[int]]:
         """Let the rows begin with all but the last `tail` columns. Where that is not to be had the tail is longer, or
-        the whole prompt if it must be `exactly` that one. Returns (the columns that are attached, the tokens of each row in them).
+        the whole prompt if it must be `exactly` that one. Returns (the columns that are attached, the tokens of each
+        row in them).
         """
         with self._pool.changing() as manager:
             wanted = tail
