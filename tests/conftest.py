@@ -10,6 +10,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import pytest
 import torch
+from transformers import MistralConfig, MistralForCausalLM
 
 from hfpaged import demo_model
 
@@ -24,4 +25,26 @@ def threads() -> None:
 def demo() -> demo_model.Loaded:
     """SmolLM2-135M-Instruct in float32 on the CPU; whoever patches the model must unpatch it."""
     model, tokenizer = demo_model.load()
+    return model.eval(), tokenizer
+
+
+DEMO_WINDOW = 256
+
+
+@pytest.fixture(scope="session")
+def demo_mistral(demo) -> demo_model.Loaded:
+    """The demo model's own tensors as those of a Mistral, whose layers see 256 tokens."""
+    llama, tokenizer = demo
+    sizes = (
+        "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim "
+        "max_position_embeddings rms_norm_eps rope_parameters tie_word_embeddings pad_token_id bos_token_id eos_token_id"
+    )
+    given = {name: getattr(llama.config, name) for name in sizes.split()}
+    config = MistralConfig(**given, sliding_window=DEMO_WINDOW)
+    with torch.device("meta"):
+        model = MistralForCausalLM(config)
+    model.model.rotary_emb = type(model.model.rotary_emb)(config)  # its buffers are in no state dict
+    model.load_state_dict(llama.state_dict(), assign=True)
+    model.tie_weights()
+    model.generation_config = llama.generation_config
     return model.eval(), tokenizer

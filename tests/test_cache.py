@@ -156,6 +156,7 @@ def test_crop_by_a_positive_number_is_an_error_as_in_transformers(model):
 
 def test_crop_goes_back_to_before_a_window_began_to_slide(sliding):
     cache, other = paged(sliding), dynamic(sliding)
+    cache.activate_past_recording()
     forward(sliding, cache, random_ids(1, 31))
     cache.crop(-8)
     forward(sliding, other, random_ids(1, 31)[:, :23])

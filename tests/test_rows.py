@@ -12,15 +12,18 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from hfpaged import compat
 from hfpaged.block_table import BlockCopy
 from hfpaged.cache import PagedCache
-from hfpaged.errors import CacheMismatchError, OutOfBlocksError
+from hfpaged.errors import CacheMismatchError, OutOfBlocksError, WindowPassedError
 from hfpaged.kv_format import FORMATS
 from hfpaged.kv_pool import KVPool
 from hfpaged.layer_groups import LayerGroup
+from hfpaged.paged_layer import dense_rows
 from hfpaged.rows import Rows, StepPlan
 
 HEADS, KEY_DIM, VALUE_DIM = 2, 4, 3
 ONE_GROUP = (LayerGroup(None, (0, 1)),)
 TWO_GROUPS = (LayerGroup(None, (0, 2)), LayerGroup(64, (1,)))
+WINDOW = 6
+SLIDING = (LayerGroup(None, (0,)), LayerGroup(WINDOW, (1,)), LayerGroup(1, (2,)))
 
 
 def pool_of(num_blocks=64, groups=TWO_GROUPS, block_size=4):
@@ -131,8 +134,23 @@ class Driver:
         self.rows.free()
         self.forget()
 
+    def windowed_tables(self):
+        """(row, window, its table) of every row in every layer group with a window."""
+        for group, layers in enumerate(self.pool.groups):
+            if layers.window is not None:
+                for row, sequence in enumerate(self.rows.sequences):
+                    yield row, layers.window, sequence.tables[group]
+
+    def check_released(self, length=None):
+        """No block is held that the token behind the first `length` positions does not see."""
+        for row, window, table in self.windowed_tables():
+            stored = int(self.kept[row, :length].sum())
+            assert table.first == max(stored - window + 1, 0) // self.pool.block_size
+
     def check(self):
-        """The blocks hold exactly what the dense twin holds, row by row, padding left out."""
+        """The blocks hold exactly what the dense twin holds, row by row, padding left out, and the last of it where
+        a window has left the rest behind; as a dense view too.
+        """
         self.pool.check_integrity()
         assert self.rows.length == self.length
         if not self.length:
@@ -152,8 +170,14 @@ class Driver:
             for cache, dense in zip((store.key, store.value), pair, strict=True):
                 packed = kernels.gather(cache, step.block_tables, step.context_lengths)
                 for row, kept in enumerate(self.kept):
-                    expected = dense[row][:, kept]
-                    assert torch.equal(packed[row, :, : expected.shape[1]], expected), (layer, row)
+                    held, stored = int(step.context_lengths[row]), int(kept.sum())
+                    window = self.pool.groups[group].window or stored + 1
+                    assert min(stored, window - 1) <= held <= stored
+                    expected = dense[row][:, kept][:, stored - held :]
+                    assert torch.equal(packed[row, :, :held], expected), (layer, row)
+                offset = max(self.length - (self.pool.groups[group].window or self.length + 1) + 1, 0)
+                view = dense_rows(self.rows, step, cache, offset, self.length)
+                assert torch.equal(view, (dense * self.kept[:, None, :, None])[:, :, offset:])
 
 
 def driver_of(*args, **kwargs):
@@ -663,12 +687,126 @@ def test_out_of_blocks_gives_all_blocks_of_these_rows_back_and_of_no_others(past
     assert driver.pool.num_free == 0
 
 
+# Windows
+
+AROUND = [4, 5, 6, 7, 8, 9, 11, 12, 13, 16, 17]  # the window of 6, blocks of 4
+
+
+@pytest.mark.parametrize("length", AROUND)
+def test_blocks_that_left_a_window_go_back_when_the_forward_ends_or_else_when_the_next_begins(length):
+    driver = driver_of(groups=SLIDING)
+    driver.step(2, length)
+    whole = -(-length // 4)
+    assert driver.pool.blocks.num_used == 2 * 3 * whole  # the step itself read them all
+    driver.rows.release_left()
+    driver.check_released()
+    driver.check()
+    assert driver.pool.blocks.num_used == 2 * (whole + whole - max(length - 5, 0) // 4 + whole - length // 4)
+    later = driver_of(groups=SLIDING)
+    later.step(2, length)
+    later.step(2, 3)
+    later.check_released(length)
+    later.check()
+
+
+@pytest.mark.parametrize("kept", PADDING.values(), ids=PADDING)
+def test_each_row_gives_back_by_the_tokens_that_it_stores(kept):
+    driver = driver_of(groups=SLIDING, block_size=2)
+    driver.step(2, 5, kept)
+    for length in (1, 4, 1, 1, 2):
+        driver.step(2, length)
+        driver.rows.release_left()
+        driver.check_released()
+        driver.check()
+    firsts = [table.first for _, _, table in driver.windowed_tables()]
+    assert min(firsts) > 0
+
+
+def test_what_a_step_gives_back_serves_its_own_growth():
+    driver = driver_of(groups=(LayerGroup(4, (0,)),), num_blocks=2)
+    for _ in range(30):
+        driver.step(1, 1)
+        driver.check()
+    assert driver.pool.blocks.high_water == 2
+
+
+@pytest.mark.parametrize("num_layers", [1, 2])
+@pytest.mark.parametrize("length", AROUND)
+def test_a_step_that_failed_leaves_what_the_next_token_sees(length, num_layers):
+    driver = driver_of(groups=SLIDING)
+    driver.step(2, length, [[0] + [1] * (length - 1), [1] * length])
+    for broken in (1, 7, 9):
+        driver.broken_step(2, broken, num_layers)
+        driver.check_released(length)
+        driver.check()
+    driver.step(2, 2)
+    driver.check()
+
+
+def test_what_may_be_cropped_stays_until_it_was_cropped():
+    driver = driver_of(groups=SLIDING)
+    driver.rows.records_past = True
+    driver.step(1, 15)
+    driver.step(1, 1)
+    driver.rows.release_left()
+    assert driver.pool.blocks.num_used == 3 * 4
+    driver.truncate(3)
+    driver.check()
+    driver.step(1, 13)
+    driver.rows.release_left(recorded=True)
+    driver.check_released()
+    driver.check()
+
+
+@pytest.mark.parametrize("to", range(17))
+def test_a_crop_to_before_what_a_window_still_holds_is_refused_and_changes_nothing(to):
+    driver = driver_of(groups=(LayerGroup(None, (0,)), LayerGroup(WINDOW, (1,))))
+    driver.step(2, 16, [[1] * 16, [0] * 3 + [1] * 13])
+    driver.rows.release_left()  # the first 8 tokens of a row of 16, and of one of 13
+    lost = [stored for stored in (to, max(to - 3, 0)) if 0 < stored and max(stored - WINDOW + 1, 0) < 8]
+    if lost:
+        used = driver.pool.blocks.num_used
+        with pytest.raises(WindowPassedError, match=rf"cut to {lost[0]} tokens .* window of 6, and the first 8 left"):
+            driver.rows.truncate(to)
+        assert driver.pool.blocks.num_used == used
+    else:
+        driver.truncate(to)
+    driver.check()
+    driver.step(2, 3)
+    driver.check()
+
+
+def test_forks_and_selected_rows_give_back_for_themselves():
+    driver = driver_of(groups=SLIDING)
+    driver.step(2, 9)
+    child = driver.fork()
+    used = driver.pool.blocks.num_used
+    child.rows.release_left()
+    assert driver.pool.blocks.num_used == used  # the parent holds them still
+    driver.check()
+    child.check()
+    driver.select([1, 1, 0])
+    driver.rows.release_left()
+    assert driver.pool.blocks.num_used < used
+    for each in (driver, child):
+        each.step(each.rows.batch, 5)
+        each.check()
+    child.free()
+    driver.check()
+
+
+def test_a_fork_of_rows_that_record_records():
+    driver = driver_of(groups=SLIDING)
+    driver.rows.records_past = True
+    assert driver.fork().rows.records_past
+
+
 class RowsMachine(RuleBasedStateMachine):
     """Up to three caches on one pool, in random operations, against dense tensors."""
 
     @initialize(
         num_blocks=st.integers(6, 60),
-        groups=st.sampled_from([ONE_GROUP, TWO_GROUPS]),
+        groups=st.sampled_from([ONE_GROUP, TWO_GROUPS, SLIDING, SLIDING]),
         block_size=st.sampled_from([1, 2, 4, 8]),
         seed=st.integers(0, 2**31),
     )
@@ -761,7 +899,29 @@ class RowsMachine(RuleBasedStateMachine):
     def truncate(self, data):
         driver = self.some_driver(data, with_tokens=True)
         if driver:
-            driver.truncate(data.draw(st.integers(0, driver.length)))
+            length = data.draw(st.integers(0, driver.length))
+            kept = driver.kept[:, :length].sum(dim=1).tolist()
+            lost = [
+                max(kept[row] - window + 1, 0) < table.first * self.pool.block_size
+                for row, window, table in driver.windowed_tables()
+                if kept[row]
+            ]
+            if any(lost):
+                with pytest.raises(WindowPassedError):
+                    driver.rows.truncate(length)
+            else:
+                driver.truncate(length)
+
+    @rule(data=st.data(), recorded=st.booleans())
+    def end_forward_or_crop_nothing(self, data, recorded):
+        driver = self.some_driver(data)
+        driver.rows.release_left(recorded=recorded)
+        if driver.length and (recorded or not driver.rows.records_past):
+            driver.check_released()
+
+    @rule(data=st.data(), records=st.booleans())
+    def record(self, data, records):
+        self.some_driver(data).rows.records_past = records
 
     @precondition(lambda self: len(self.drivers) < 3)
     @rule(data=st.data())
