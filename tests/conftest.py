@@ -37,7 +37,8 @@ def demo_mistral(demo) -> demo_model.Loaded:
     llama, tokenizer = demo
     sizes = (
         "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim "
-        "max_position_embeddings rms_norm_eps rope_parameters tie_word_embeddings pad_token_id bos_token_id eos_token_id"
+        "max_position_embeddings rms_norm_eps rope_parameters tie_word_embeddings pad_token_id bos_token_id "
+        "eos_token_id"
     )
     given = {name: getattr(llama.config, name) for name in sizes.split()}
     config = MistralConfig(**given, sliding_window=DEMO_WINDOW)

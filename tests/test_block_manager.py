@@ -10,11 +10,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from hfpaged.block_manager import BlockManager
 from hfpaged.block_pool import BlockPool
 from hfpaged.block_table import BlockCopy
-from hfpaged.errors import IntegrityError, OutOfBlocksError
+from hfpaged.errors import IntegrityError, OutOfBlocksError, WindowPassedError
 
 
-def manager_of(num_blocks=64, num_groups=1, block_size=4):
-    return BlockManager(BlockPool(num_blocks), num_groups, block_size)
+def manager_of(num_blocks=64, num_groups=1, block_size=4, windows=None):
+    return BlockManager(BlockPool(num_blocks), num_groups, block_size, windows)
 
 
 def sequence_of(manager, length):
@@ -217,6 +217,58 @@ def test_sources_that_are_held_hold_no_tokens():
     assert (before, manager.num_tokens) == (4 + 2 + 3, 4 + 3)
 
 
+@pytest.mark.parametrize("length", [1, 4, 5, 6, 7, 8, 9, 12, 13, 14, 30])
+def test_only_groups_with_a_window_release_and_only_what_the_next_token_does_not_see(length):
+    manager = manager_of(num_groups=3, windows=[None, 6, 1])
+    sequence = sequence_of(manager, length)
+    manager.release_left([sequence])
+    assert [table.first for table in sequence.tables] == [0, max(length - 5, 0) // 4, length // 4]
+    assert {table.length for table in sequence.tables} == {length}
+    manager.check_integrity()
+
+
+def test_without_windows_nothing_is_released():
+    manager = manager_of(num_groups=2, windows=[None, None])
+    sequence = sequence_of(manager, 30)
+    manager.release_left([sequence])
+    assert (manager.has_windows, manager.pool.num_used) == (False, 16)
+    assert manager_of(windows=[5]).has_windows
+
+
+def test_a_released_block_goes_on_to_serve_who_shares_it():
+    manager = manager_of(windows=[6])
+    parent = sequence_of(manager, 16)
+    child = manager.fork(parent)
+    manager.release_left([child])
+    assert (manager.pool.num_used, manager.pool.stats.shared) == (4, 2)
+    manager.release_left([parent])
+    assert (manager.pool.num_used, manager.pool.stats.shared) == (2, 2)
+    manager.check_integrity()
+
+
+@pytest.mark.parametrize("length", range(17))
+def test_a_trim_must_leave_what_the_next_token_sees(length):
+    manager = manager_of(num_groups=2, windows=[None, 6])
+    sequence = sequence_of(manager, 16)
+    manager.release_left([sequence])  # the first 8 tokens
+    if 0 < length < 13:
+        with pytest.raises(WindowPassedError, match=f"cut to {length} tokens needs those from {max(length - 5, 0)} on"):
+            manager.check_trim(sequence, length)
+    else:
+        manager.check_trim(sequence, length)
+        manager.trim(sequence, length)
+        assert sequence.length == length
+    manager.check_integrity()
+
+
+def test_tokens_are_counted_by_group_and_those_that_went_no_more():
+    manager = manager_of(num_groups=2, windows=[None, 6])
+    sequence = sequence_of(manager, 15)
+    manager.release_left([sequence])
+    assert manager.tokens_by_group == [15, 15 - 8]
+    assert manager.num_tokens == 11
+
+
 @pytest.mark.parametrize("corrupt", ["length", "block", "release"])
 def test_books_that_do_not_agree_with_the_tables_are_found(corrupt):
     manager = manager_of()
@@ -237,9 +289,15 @@ class ManagerMachine(RuleBasedStateMachine):
     from slots to tokens, with the copies made as `grow` returns them; each sequence must read back its own.
     """
 
-    @initialize(num_blocks=st.integers(1, 40), num_groups=st.integers(1, 3), block_size=st.sampled_from([1, 2, 4, 8]))
-    def make(self, num_blocks, num_groups, block_size):
-        self.manager = BlockManager(BlockPool(num_blocks), num_groups, block_size)
+    @initialize(
+        num_blocks=st.integers(1, 40),
+        windows=st.lists(st.none() | st.integers(1, 12), min_size=1, max_size=3),
+        block_size=st.sampled_from([1, 2, 4, 8]),
+    )
+    def make(self, num_blocks, windows, block_size):
+        num_groups = len(windows)
+        self.windows = windows
+        self.manager = BlockManager(BlockPool(num_blocks), num_groups, block_size, windows)
         self.num_groups, self.block_size = num_groups, block_size
         self.memory: dict[int, tuple[int, int]] = {}  # slot -> (group, token)
         self.tokens: dict[object, list[int]] = {}  # sequence -> its tokens
@@ -309,8 +367,23 @@ class ManagerMachine(RuleBasedStateMachine):
     def trim(self, data):
         sequence = self.some_sequence(data)
         length = data.draw(st.integers(0, len(self.tokens[sequence])))
+        visible = [0 if window is None else max(length - window + 1, 0) for window in self.windows]
+        held = [table.first * self.block_size for table in sequence.tables]
+        if length and any(first > seen for first, seen in zip(held, visible, strict=True)):
+            with pytest.raises(WindowPassedError):
+                self.manager.check_trim(sequence, length)
+            return
+        self.manager.check_trim(sequence, length)
         self.manager.trim(sequence, length)
         del self.tokens[sequence][length:]
+
+    @precondition(lambda self: self.tokens)
+    @rule(data=st.data())
+    def release_left(self, data):
+        sequence = self.some_sequence(data)
+        self.manager.release_left([sequence])
+        for window, table in zip(self.windows, sequence.tables, strict=True):
+            assert table.first == (max(table.length - window + 1, 0) // self.block_size if window else 0)
 
     @precondition(lambda self: self.tokens)
     @rule(data=st.data())
@@ -326,9 +399,11 @@ class ManagerMachine(RuleBasedStateMachine):
             assert sequence.length == len(tokens)
             for group, table in enumerate(sequence.tables):
                 assert table.length == len(tokens)
-                assert len(table.blocks) == -(-len(tokens) // self.block_size)
-                read = [self.memory[table.slot(position)] for position in range(len(tokens))]
-                assert read == [(group, token) for token in tokens]
+                assert len(table.blocks) == -(-len(tokens) // self.block_size) - table.first
+                gone = table.first * self.block_size
+                assert gone <= max(len(tokens) - (self.windows[group] or len(tokens) + 1) + 1, 0)
+                read = [self.memory[table.slot(position)] for position in range(gone, len(tokens))]
+                assert read == [(group, token) for token in tokens[gone:]]
 
     @invariant()
     def blocks_are_shared_only_inside_of_a_group(self):
@@ -344,7 +419,7 @@ class ManagerMachine(RuleBasedStateMachine):
             table.slot(position)
             for sequence in self.tokens
             for table in sequence.tables
-            for position in range(table.length)
+            for position in range(table.first * self.block_size, table.length)
         }
         assert self.manager.num_tokens == len(slots) // self.num_groups
 

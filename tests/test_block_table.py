@@ -205,3 +205,92 @@ def test_a_fork_that_copies_and_grows_at_once_has_its_blocks_in_order():
     assert child.blocks[0] == table.blocks[0]
     assert len(set(child.blocks[1:]) - set(table.blocks)) == len(child.blocks) - 1 == 3
     pool.check_integrity([table.blocks, child.blocks])
+
+
+# Tables with a window
+
+
+@pytest.mark.parametrize("block_size", BLOCK_SIZES)
+def test_blocks_wholly_before_a_position_are_released_at_every_boundary(block_size):
+    length = 3 * block_size + 1
+    for position in (-1, *(p for p in boundaries(block_size) if p <= length), length):
+        pool, table = table_of(length, block_size)
+        before = table.blocks[:]
+        table.release_before(position)
+        assert table.first == max(position, 0) // block_size
+        assert table.blocks == before[table.first :]
+        assert table.length == length
+        assert pool.num_used == len(table.blocks)
+        pool.check_integrity([table.blocks])
+
+
+def test_what_was_released_is_released_once():
+    pool, table = table_of(13)
+    for position in (8, 8, 3, 11):
+        table.release_before(position)
+        assert (table.first, len(table.blocks), pool.num_used) == (2, 2, 2)
+
+
+def test_slots_of_what_is_held_stay_and_those_that_are_gone_are_an_error():
+    _, table = table_of(13)
+    slots = [table.slot(position) for position in range(13)]
+    table.release_before(9)
+    assert [table.slot(position) for position in range(8, 13)] == slots[8:]
+    for position in (0, 7):
+        with pytest.raises(IndexError, match=f"position {position} lies in a released block; 2 of the first"):
+            table.slot(position)
+
+
+@pytest.mark.parametrize("block_size", BLOCK_SIZES)
+def test_a_window_that_moves_on_forever_takes_no_more_blocks_than_it_spans(block_size):
+    window, pool = 2 * block_size + 1, BlockPool(4)
+    table = BlockTable(pool, block_size)
+    for length in range(1, 12 * block_size):
+        assert table.num_new_blocks(1) == int(length % block_size == 1 % block_size)
+        table.grow(1)
+        assert table.last_slot() == table.slot(length - 1)
+        table.release_before(table.length - window + 1)
+        assert len(table.blocks) * block_size <= window + 2 * block_size
+        pool.check_integrity([table.blocks])
+    assert pool.high_water <= 4
+
+
+def test_a_table_whose_blocks_have_all_left_grows_on():
+    _, table = table_of(8)
+    table.release_before(8)  # a window of one token
+    assert (table.first, len(table.blocks)) == (2, 0)
+    assert not table.must_copy(1)
+    assert table.num_new_blocks(5) == 2
+    assert table.grow(5) == []
+    assert table.slot(8) == table.blocks[0] * 4
+
+
+def test_a_fork_of_what_is_held_releases_for_itself():
+    pool, table = table_of(14)
+    table.release_before(5)
+    child = table.fork()
+    assert (child.first, child.length, child.blocks) == (1, 14, table.blocks)
+    child.release_before(9)
+    assert pool.num_used == 3
+    assert child.grow(1) == [BlockCopy(table.blocks[2], child.blocks[1])]
+    pool.check_integrity([table.blocks, child.blocks])
+
+
+@pytest.mark.parametrize("length", [8, 9, 12, 13])
+def test_trimming_into_what_is_held_keeps_what_was_released_in_mind(length):
+    pool, table = table_of(14)
+    table.release_before(8)
+    table.trim(length)
+    assert (table.first, table.length, len(table.blocks)) == (2, length, -(-length // 4) - 2)
+    table.grow(14 - length)
+    assert (table.first, len(table.blocks)) == (2, 2)
+    pool.check_integrity([table.blocks])
+
+
+def test_a_table_trimmed_to_nothing_begins_anew():
+    pool, table = table_of(14)
+    table.release_before(9)
+    table.trim(0)
+    assert (table.first, table.length, pool.num_used) == (0, 0, 0)
+    table.grow(5)
+    assert table.slot(0) == table.blocks[0] * 4

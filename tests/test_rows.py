@@ -763,7 +763,7 @@ def test_a_crop_to_before_what_a_window_still_holds_is_refused_and_changes_nothi
     driver = driver_of(groups=(LayerGroup(None, (0,)), LayerGroup(WINDOW, (1,))))
     driver.step(2, 16, [[1] * 16, [0] * 3 + [1] * 13])
     driver.rows.release_left()  # the first 8 tokens of a row of 16, and of one of 13
-    lost = [stored for stored in (to, max(to - 3, 0)) if 0 < stored and max(stored - WINDOW + 1, 0) < 8]
+    lost = [stored for stored in (to, max(to - 3, 0)) if stored > 0 and max(stored - WINDOW + 1, 0) < 8]
     if lost:
         used = driver.pool.blocks.num_used
         with pytest.raises(WindowPassedError, match=rf"cut to {lost[0]} tokens .* window of 6, and the first 8 left"):

@@ -148,6 +148,26 @@ def test_a_step_is_moved_to_a_device_once_and_whole():
     assert (moved.num_seqs, moved.is_decode, moved.is_first) == (2, True, False)
 
 
+def test_blocks_that_were_released_are_not_told_of():
+    tables = tables_of(14, 9, 3)
+    for table, position in zip(tables, (9, 4, 0), strict=True):
+        table.release_before(position)
+    step = step_of(tables, 1)
+    assert step.context_lengths.tolist() == [14 - 8, 9 - 4, 3]
+    assert step.block_tables.tolist() == [[*tables[0].blocks], [*tables[1].blocks], [*tables[2].blocks, -1]]
+    assert step.slots.tolist() == [table.slot(table.length - 1) for table in tables]
+    assert (step.is_first, step.is_decode) == (False, True)
+
+
+def test_a_step_behind_blocks_that_have_all_been_released_is_not_the_first():
+    (table,) = tables_of(8)
+    table.release_before(8)
+    table.grow(3)
+    step = step_of([table], 3)
+    assert step.context_lengths.tolist() == step.query_lengths.tolist() == [3]
+    assert not step.is_first
+
+
 @st.composite
 def padded_steps(draw):
     batch, width = draw(st.integers(1, 4)), draw(st.integers(1, 9))
@@ -155,14 +175,17 @@ def padded_steps(draw):
     kept = np.array(draw(st.lists(rows, min_size=batch, max_size=batch)))
     past = draw(st.lists(st.integers(0, 9), min_size=batch, max_size=batch))
     stores = draw(st.lists(st.booleans(), min_size=batch, max_size=batch))
-    return kept, past, stores, draw(st.sampled_from([1, 2, 4, 8]))
+    gone = [draw(st.integers(0, tokens)) for tokens in past]
+    return kept, past, gone, stores, draw(st.sampled_from([1, 2, 4, 8]))
 
 
 @given(padded_steps())
 def test_any_padding_gives_the_slots_that_a_loop_over_tokens_gives(case):
-    kept, past, stores, block_size = case
+    kept, past, gone, stores, block_size = case
     lengths = [old + int(row.sum()) for old, row in zip(past, kept, strict=True)]
     tables = tables_of(*lengths, block_size=block_size)
+    for table, position in zip(tables, gone, strict=True):
+        table.release_before(position)
     step = build_step(tables, block_size, kept.shape[1], kept, stores)
     expected, starts, whole = [], [], True
     for row, table in enumerate(tables):
@@ -174,7 +197,9 @@ def test_any_padding_gives_the_slots_that_a_loop_over_tokens_gives(case):
         starts.append(row * kept.shape[1] + int(places[0]) if len(places) else None)
         whole &= len(places) == 0 or places[-1] - places[0] + 1 == len(places)
     assert step.slots.tolist() == expected
-    assert step.context_lengths.tolist() == lengths
+    assert step.context_lengths.tolist() == [
+        length - position // block_size * block_size for length, position in zip(lengths, gone, strict=True)
+    ]
     assert step.query_lengths.tolist() == kept.sum(axis=1).tolist()
     assert all(a == b for a, b in zip(step.query_starts.tolist(), starts, strict=True) if b is not None)
     assert step.is_contiguous == whole
