@@ -75,7 +75,7 @@ SHARED_CASES = (
       for t in BOUNDS for k, v in ((64, 64), (80, 80), (192, 128))),
     Case("shared blocks, a query head for each KV head", heads=3, kv_heads=3, **SHARED),
     Case("shared blocks, groups of 7 query heads", heads=14, kv_heads=2, **SHARED),
-    Case("shared blocks, one KV head for 71 query heads", heads=71, kv_heads=1, **SHARED),
+    Case("shared blocks, one KV head for 71 query heads", heads=71, kv_heads=1, shared_blocks=1, contexts=(0, 17, 40)),
     *(Case(f"{n} shared blocks of {size} slots", block_size=size, shared_blocks=n, contexts=(n * size + 1, 0, 90))
       for n, size in ((1, 1), (40, 1), (5, 8), (2, 32), (1, 64))),
     Case("shared blocks and a soft cap", softcap=2.0, **SHARED),
@@ -85,8 +85,8 @@ SHARED_CASES = (
     Case("shared blocks with a window", window=21, **SHARED),
     Case("shared blocks of one sequence", shared_blocks=2, contexts=(40,)),
     Case("shared blocks and no sequence with a token", shared_blocks=2, contexts=(0, 0)),
-    Case("shared blocks of more sequences than are searched at a time", shared_blocks=1,
-         contexts=(0,) * 130 + (17,) * 20),
+    Case("shared blocks of more sequences than are searched at a time", heads=1, kv_heads=1, shared_blocks=1,
+         contexts=(0,) * 130 + (17,) * 4),
 )  # fmt: skip
 
 STORAGE_CASES = tuple(
