@@ -7,7 +7,8 @@ The strips of all sequences and KV heads lie on one line, which is cut into equa
     '--------- share 0 ------------'--------- share 1 -----'
 
 So one long sequence keeps all threads as busy as many short ones. A head that a cut runs through leaves partial
-results, which are merged by their maxima and sums (log-sum-exp).
+results, which are merged by their maxima and sums (log-sum-exp). Where a prefix was attended over for all sequences
+at once (`cpu_shared`), each goes on from what came out of that.
 
 The state of one head of one sequence, float32: maxima [group], sums [group], totals [group, padded(value_dim)].
 """

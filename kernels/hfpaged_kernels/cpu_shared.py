@@ -33,19 +33,22 @@ from hfpaged_kernels.cpu_tiles import (
 # Measured, in units of one query row against one key: what decode pays for a sequence and key besides, what one
 # vector of rows and two together cost here, and how many keys the rest (turning rows into lanes and back) is worth.
 _SEQUENCE, _ONE_VECTOR, _TWO_VECTORS, _REST = 4, 24, 34, 72
+# Waking the threads once more, which costs the same however little there is for each to do.
+_WAKING = 5000
 # Waking a thread costs as much as this many vectors of rows take for one strip.
 _VECTORS_WORTH_A_THREAD = 8
 
 
-def sharing_pays(num_seqs: int, group: int, shared: int) -> bool:
+def sharing_pays(num_seqs: int, kv_heads: int, group: int, shared: int, threads: int) -> bool:
     """Whether reading `shared` positions once for all sequences is faster than once for each.
 
-    A few rows leave most lanes idle: with 3 query heads per KV head 4 sequences must share
-    about 430 positions, 32 sequences about 60.
+    A few rows leave most lanes idle: with 3 query heads per KV head and one thread 4 sequences must share about 430
+    positions, 32 sequences about 60.
     """
     pairs, single = divmod(-(-num_seqs * group // LANES), 2)
     once = (pairs * _TWO_VECTORS + single * _ONE_VECTOR) * (shared + _REST)
-    return shared > 0 and num_seqs * (_SEQUENCE + group) * shared > once
+    saved = num_seqs * (_SEQUENCE + group) * shared - once
+    return shared > 0 and saved * kv_heads > (threads * _WAKING if threads > 1 else 0)
 
 
 def prefix_floats(num_seqs: int, kv_heads: int, group: int, value_dim: int) -> int:

@@ -109,7 +109,7 @@ def decode(
 def _prefix(shared: int, lengths: Tensor, call: tuple[int, ...], scale: float, softcap: float) -> Tensor | None:
     """Partial results of the first `shared` positions, read once for all sequences; None where that does not pay."""
     seqs, kv_heads, group, _, value_dim = call[16:21]
-    if not cpu_shared.sharing_pays(seqs, group, shared):
+    if not cpu_shared.sharing_pays(seqs, kv_heads, group, shared, torch.get_num_threads()):
         return None
     # A sequence that ends within the shared part would read what is not its own.
     if not cpu_shared.all_go_beyond(lengths.data_ptr(), seqs, shared):

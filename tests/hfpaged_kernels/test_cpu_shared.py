@@ -28,7 +28,7 @@ def two_threads_here_one_for_the_judge(monkeypatch):
 @pytest.fixture
 def always_sharing(monkeypatch):
     """However little it pays."""
-    monkeypatch.setattr(cpu_shared, "sharing_pays", lambda num_seqs, group, shared: shared > 0)
+    monkeypatch.setattr(cpu_shared, "sharing_pays", lambda num_seqs, kv_heads, group, shared, threads: shared > 0)
 
 
 def lengths_behind(shared, *own):
@@ -139,17 +139,20 @@ def test_windows_and_few_rows_are_decoded_as_if_nothing_were_shared(prefixes):
 
 
 @pytest.mark.parametrize(
-    ("num_seqs", "group", "shared", "pays"),
+    ("num_seqs", "group", "shared", "threads", "pays"),
     [
-        (32, 3, 992, True),
-        (4, 3, 512, True),
-        (4, 3, 128, False),  # the rest costs more than is saved
-        (2, 3, 100_000, False),  # ten of sixteen lanes idle
-        (1, 71, 100_000, False),
-        (8, 1, 256, True),
-        (32, 8, 16, False),
-        (32, 8, 0, False),
+        (32, 3, 992, 1, True),
+        (32, 3, 992, 16, True),
+        (4, 3, 512, 1, True),
+        (4, 3, 512, 2, False),  # a second waking of the threads costs more than is saved
+        (8, 3, 512, 2, True),
+        (4, 3, 128, 1, False),  # so does turning rows into lanes and back
+        (2, 3, 100_000, 1, False),  # ten of sixteen lanes idle
+        (1, 71, 100_000, 1, False),
+        (8, 1, 256, 1, True),
+        (32, 8, 16, 1, False),
+        (32, 8, 0, 1, False),
     ],
 )
-def test_sharing_pays_for_many_rows_and_long_prefixes(num_seqs, group, shared, pays):
-    assert cpu_shared.sharing_pays(num_seqs, group, shared) is pays
+def test_sharing_pays_for_many_rows_and_long_prefixes(num_seqs, group, shared, threads, pays):
+    assert cpu_shared.sharing_pays(num_seqs, 3, group, shared, threads) is pays
