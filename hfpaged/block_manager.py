@@ -78,6 +78,8 @@ class BlockManager:
         A sequence stands in `growth` at most once. The copies that are returned, by layer group, must be made
         before the new slots are written.
         """
+        if not self.can_grow(growth):
+            self._write_in_place(growth)
         needed = self.num_blocks_needed(growth)
         if needed > self.pool.num_free:
             raise OutOfBlocksError(needed, self.pool.num_free, self.pool.num_blocks)
@@ -86,6 +88,13 @@ class BlockManager:
             for group, table in enumerate(sequence.tables):
                 copies[group] += table.grow(count)
         return copies
+
+    def _write_in_place(self, growth: Many[tuple[Sequence, int]]) -> None:
+        """Blocks are short: of last blocks that nobody else holds no copy is kept for those who may look for it."""
+        tables = [table for sequence, count in growth for table in sequence.tables if table.must_copy(count)]
+        for block, holders in Counter(table.blocks[-1] for table in tables).items():
+            if self.pool.is_published(block) and self.pool.refcount(block) == holders:
+                self.pool.evict(block)
 
     def hold(self, copies: Many[Many[BlockCopy]]) -> Sequence:
         """Keep the sources of `copies` (by layer group) from being used again while storage copies them, layer by

@@ -122,6 +122,11 @@ class BlockPool:
         """Undo `publish` for a block in use."""
         self._published.remove(block)
 
+    def evict(self, block: int) -> None:
+        """`block`, which is in use and published, is about to change."""
+        self.withdraw(block)
+        self.on_evict(block)
+
     def published(self) -> set[int]:
         """All published blocks, in use or cached."""
         return set(self._published)

@@ -20,7 +20,7 @@ from hfpaged.kv_format import KVFormat, resolve_format
 from hfpaged.kv_pool import CacheStats, KVPool
 from hfpaged.layer_groups import group_layers
 from hfpaged.paged_layer import PagedLayer
-from hfpaged.prefix_sharing import begin_batch, root_keys, why_not_shared
+from hfpaged.prefix_sharing import are_those_of, begin_batch, root_keys, why_not_shared
 from hfpaged.rows import Rows
 from hfpaged.step_plan import plan_step
 
@@ -165,8 +165,8 @@ class PagedCache(DynamicCache):
             left, self._admission = begin_batch(self, rows, model, inputs, content)
             content = read_content(left) if left else content
             self._count_once()
-        elif tokens.root and self._may_have_changed and not set(root_keys(model, self.salt)) <= set(tokens.root.keys):
-            content = None
+        elif tokens.root and (self._may_have_changed or tokens.is_due_after(content.shape[1])):
+            content = content if are_those_of(root_keys(model, self.salt), tokens.root) else None
         self._may_have_changed = False
         tokens.announce(content)
         return left

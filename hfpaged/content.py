@@ -29,6 +29,8 @@ _NO_CONTENT = {
     "output_attentions", "output_hidden_states", "output_router_logits", "past_key_values", "position_ids",
     "return_dict", "use_cache",
 }  # fmt: skip
+# What stands beside each token. Other tensors may have a prompt's shape by accident: pictures [1, 3, ...], say.
+_BY_POSITION = {"inputs_embeds", "labels", "mm_token_type_ids", "per_layer_inputs", "token_type_ids"}
 
 
 @dataclass
@@ -46,6 +48,14 @@ class Content:
         """Numbers for each position, as far as the inputs tell before their values are looked at."""
         return WIDE if self.by_position else 1
 
+    def kept(self) -> Content:
+        """A copy: whoever gave the inputs may fill the same tensors anew for the next forward."""
+        ids, positions = (
+            None if given is None else given.detach().clone() for given in (self.token_ids, self.positions)
+        )
+        by_position = {name: given.detach().clone() for name, given in self.by_position.items()}
+        return Content(self.shape, ids, positions, by_position, self.keys)
+
 
 def read_content(inputs: Mapping[str, Any]) -> Content | None:
     """What the arguments of a forward, by name, say; None where something in them cannot be compared."""
@@ -59,7 +69,7 @@ def read_content(inputs: Mapping[str, Any]) -> Content | None:
     for name, given in inputs.items():
         if name in _NO_CONTENT or given is None:
             continue
-        if isinstance(given, Tensor) and tuple(given.shape[:2]) == shape:
+        if name in _BY_POSITION and isinstance(given, Tensor) and tuple(given.shape[:2]) == shape:
             by_position[name] = given
         else:
             text = _text(given)
@@ -79,13 +89,14 @@ def row_items(content: Content, row: int, kept: Bools | None, past: int, width: 
     items = np.zeros((len(places), width), dtype=np.int64)
     items[:, 0] = -1 if content.token_ids is None else content.token_ids[row].cpu().numpy()[places]
     if width == WIDE:
-        parts = [content.by_position[name][row] for name in sorted(content.by_position)]
+        parts = [(name, content.by_position[name][row]) for name in sorted(content.by_position)]
         if content.positions is not None and not _is_plain(content.positions[row], places, past):
-            parts.append(content.positions[row])
-        for part in parts:
+            parts.append(("position_ids", content.positions[row]))
+        for name, part in parts:
             raw = _raw(part)
+            kind = f"{name} {part.dtype} {tuple(part.shape[1:])} ".encode()  # equal bytes of two inputs must differ
             for number, place in enumerate(places):
-                seen = items[number, 1:].tobytes() + raw[place].tobytes()
+                seen = items[number, 1:].tobytes() + kind + raw[place].tobytes()
                 items[number, 1:] = np.frombuffer(hashlib.sha256(seen).digest(), dtype=np.int64)
     flat = array("q")
     flat.frombytes(items.tobytes())

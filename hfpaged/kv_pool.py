@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
+from array import array
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import psutil
 import torch
@@ -19,6 +21,7 @@ from hfpaged.kv_format import KVFormat
 from hfpaged.kv_storage import KVStorage, LayerStore
 from hfpaged.layer_groups import LayerGroup
 from hfpaged.prefix_cache import PrefixCache
+from hfpaged.prefix_index import Root
 
 # What a pool may take of the free memory when its user names no size. It grows as needed up to there.
 DEFAULT_SHARE = 0.5
@@ -112,6 +115,34 @@ class KVPool:
         self._abandoned.append(free)
         self._try_reclaim()
 
+    def pin_prefix(self, input_ids: Any, salt: str | None = None, adapter: str | None = None) -> int:
+        """Keep what is known of a prompt [length] from eviction; how many tokens that are, 0 where nothing is known.
+
+        What is known under this salt and this adapter last is kept, where models or weights have changed.
+        """
+        items = _token_ids(input_ids)
+        with self.changing():
+            root = self._root_of(salt, adapter)
+            return self.prefixes.pin(root, items) if root else 0
+
+    def unpin_prefix(self, input_ids: Any, salt: str | None = None, adapter: str | None = None) -> bool:
+        """Undo `pin_prefix`; whether the prompt was pinned."""
+        items = _token_ids(input_ids)
+        with self.changing():
+            pinned = [root for root in self.prefixes.pinned(items) if _is_for(root, salt, adapter)]
+            for root in pinned:
+                self.prefixes.unpin(root, items)
+        return bool(pinned)
+
+    def drop_prefixes(self) -> int:
+        """Forget the prefixes that nobody holds; how many blocks they had. Pinned ones and those in use stay."""
+        with self.changing():
+            return self.blocks.drop_cached()
+
+    def _root_of(self, salt: str | None, adapter: str | None) -> Root | None:
+        roots = self.prefixes.index.roots
+        return next((root for root in roots if root.width == 1 and _is_for(root, salt, adapter)), None)
+
     def __repr__(self) -> str:
         return f"KVPool({self.blocks.num_used} of {self.num_blocks} blocks of {self.block_size} tokens used)"
 
@@ -181,6 +212,21 @@ class KVPool:
                 f"({self.block_size} tokens each); one sequence needs at least {len(self.groups)}. Give more memory"
             )
         return count
+
+
+def _is_for(root: Root, salt: str | None, adapter: str | None) -> bool:
+    adapters = [key.value for key in root.keys if key.kind == "adapter"]
+    return root.value("salt") == salt and adapters == ([] if adapter is None else [adapter])
+
+
+def _token_ids(input_ids: Any) -> array[int]:
+    """The ids of one prompt: numbers in a row, or a tensor [length] or [1, length]."""
+    ids = torch.as_tensor(input_ids)
+    if ids.ndim > 2 or (ids.ndim == 2 and len(ids) != 1):
+        raise InvalidConfigError(
+            f"input_ids of shape {tuple(ids.shape)} are not one prompt; give [length] or [1, length]"
+        )
+    return array("q", ids.flatten().tolist())
 
 
 def free_memory(device: torch.device) -> int:

@@ -9,7 +9,7 @@ from array import array
 from collections.abc import Iterable
 from collections.abc import Sequence as Many
 
-from hfpaged.block_hash import HashFunction, sha256
+from hfpaged.block_hash import ExtraKey, HashFunction, sha256
 from hfpaged.block_manager import BlockManager
 from hfpaged.block_table import GONE
 from hfpaged.errors import IntegrityError
@@ -26,7 +26,7 @@ class PrefixCache:
         self.index = PrefixIndex(windows, manager.block_size, hash_function)
         self._manager, self._pool = manager, manager.pool
         self._windows = tuple(windows)
-        self._pins: dict[tuple[Root, bytes], Sequence] = {}
+        self._pins: dict[tuple[tuple[ExtraKey, ...], bytes], Sequence] = {}
         self._pool.on_evict = self.index.forget
 
     def longest(self, root: Root, items: array[int], limit: int) -> Match:
@@ -75,25 +75,32 @@ class PrefixCache:
     def pin(self, root: Root, items: array[int]) -> int:
         """Keep the known full blocks of `items` from eviction; how many tokens that are. Pinning again renews it."""
         match = self.index.match(root, items, len(items) // root.width)
-        self.unpin(root, items)
         sequence = self._manager.create()
-        self.attach(sequence, root, items, Match(match.blocks))
-        self._pins[root, items.tobytes()] = sequence
-        return sequence.length
+        length = self.attach(sequence, root, items, Match(match.blocks))
+        self.unpin(root, items)
+        if not length:
+            self._manager.free(sequence)
+            return 0
+        self._pins[root.keys, items.tobytes()] = sequence
+        return length
 
     def unpin(self, root: Root, items: array[int]) -> bool:
         """Undo `pin`; whether there was one."""
-        sequence = self._pins.pop((root, items.tobytes()), None)
+        sequence = self._pins.pop((root.keys, items.tobytes()), None)
         if sequence is not None:
             self._manager.free(sequence)
         return sequence is not None
+
+    def pinned(self, items: array[int]) -> list[Root]:
+        """The roots under which just these `items` are pinned."""
+        chains = [sequence.chain for (_, raw), sequence in self._pins.items() if raw == items.tobytes()]
+        return [chain.root for chain in chains if chain is not None]
 
     def withdraw(self, blocks: Iterable[int]) -> None:
         """Nobody finds these blocks any more: their contents are about to change."""
         for block in blocks:
             if self._pool.is_published(block):
-                self._pool.withdraw(block)
-                self.index.forget(block)
+                self._pool.evict(block)
 
     def check_integrity(self) -> None:
         """Each published block is known to the pool and to the index, and no other. Raises IntegrityError."""

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import time
 from array import array
-from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 
 from hfpaged.block_hash import ExtraKey, HashFunction, block_hash, root_hash, sha256
 from hfpaged.block_table import GONE
+from hfpaged.ghosts import Ghosts
 from hfpaged.layer_groups import visible_offset
 
-# Evicted blocks that are remembered for explanations, some 600 bytes each.
+# Evicted blocks that are remembered, some 600 bytes each.
 REMEMBERED = 4096
 # Of many blocks that go on behind one parent with the same first token, this many are compared.
 COMPARED = 32
@@ -92,13 +92,18 @@ class PrefixIndex:
         self._hash, self._clock = hash_function, clock
         self._roots: dict[tuple[ExtraKey, ...], Root] = {}
         self._holder: dict[int, tuple[PrefixBlock, int]] = {}  # block id -> its place
-        self._remembered: OrderedDict[int, PrefixBlock] = OrderedDict()  # by identity, oldest first
+        self._ghosts = Ghosts(REMEMBERED)
         self._uses = 0
 
     @property
     def num_blocks(self) -> int:
         """Block ids that are published."""
         return len(self._holder)
+
+    @property
+    def num_ghosts(self) -> int:
+        """Blocks of tokens that are known without their memory."""
+        return len(self._ghosts)
 
     @property
     def roots(self) -> list[Root]:
@@ -133,11 +138,14 @@ class PrefixIndex:
         that it lacks are taken. None: the place is taken by other items of the same hash.
         """
         digest = block_hash(parent.digest, items, self._hash)
+        if isinstance(parent, Root):
+            parent = self._roots.setdefault(parent.keys, parent)
+        elif parent.parent.children.get(parent.digest) is not parent:
+            return None  # it was forgotten meanwhile: what stands behind it can no longer be found
         entry = parent.children.get(digest)
         if entry is None:
-            if isinstance(parent, Root):
-                self._roots[parent.keys] = parent
             entry = parent.children[digest] = PrefixBlock(parent, digest, items, len(self._windows))
+            self._ghosts.has_child(parent)
         elif entry.items != items:
             self.counts.collisions += 1
             return None
@@ -145,9 +153,11 @@ class PrefixIndex:
             if entry.blocks[group] == GONE and block != GONE and block not in self._holder:
                 entry.blocks[group] = block
                 self._holder[block] = entry, group
-        if not entry.is_gone:
+        if entry.is_gone:
+            self._remember(entry)
+        else:
+            self._ghosts.discard(entry)
             entry.evicted_at = None
-            self._remembered.pop(id(entry), None)
         return entry
 
     def forget(self, block: int) -> None:
@@ -157,16 +167,15 @@ class PrefixIndex:
         self.counts.evictions += 1
         if entry.is_gone:
             entry.evicted_at = self._clock()
-            self._remembered[id(entry)] = entry
-            self._prune()
+            self._remember(entry)
 
     def match(self, root: Root, items: array[int], limit: int) -> Match:
         """The longest usable prefix of at most `limit` tokens of `items` (`root.width` numbers each).
 
         All blocks must be there in groups of full attention; in groups with a window those that the next token sees.
         """
-        known = self._walk(root, items, limit)
-        usable = self._usable(known)
+        root = self._roots.get(root.keys, root)  # another with the same keys may have been published under first
+        usable = self._usable(self._walk(root, items, limit))
         return Match(usable, *self._partial(usable[-1] if usable else root, len(usable), items, limit))
 
     def _walk(self, root: Root, items: array[int], limit: int) -> list[PrefixBlock]:
@@ -213,16 +222,13 @@ class PrefixIndex:
         most, best = max(lengths, key=lambda pair: pair[0], default=(0, None))
         return (best, most) if most else (None, 0)
 
-    def _prune(self) -> None:
-        """Let go of the oldest remembered blocks, from the ends of the trees."""
-        for _ in range(len(self._remembered) - REMEMBERED):
-            key, entry = self._remembered.popitem(last=False)
-            if entry.children:
-                self._remembered[key] = entry  # its children go first
-                continue
-            del entry.parent.children[entry.digest]
-            if isinstance(entry.parent, Root) and not entry.parent.children:
-                self._roots.pop(entry.parent.keys, None)
+    def _remember(self, entry: PrefixBlock) -> None:
+        """`entry` has no block; the oldest such are forgotten when there are too many."""
+        self._ghosts.add(entry)
+        for gone in self._ghosts.prune():
+            root = gone.root
+            if not root.children and self._roots.get(root.keys) is root:
+                del self._roots[root.keys]
 
 
 def width_of(parent: PrefixBlock | Root) -> int:

@@ -13,7 +13,9 @@ from hfpaged import compat, pictures
 from hfpaged.admission import Admission, Inputs, Prompts, cut_inputs
 from hfpaged.block_hash import ExtraKey
 from hfpaged.content import WIDE, Bools, Content, has_plain_positions
+from hfpaged.errors import OutOfBlocksError
 from hfpaged.fingerprint import model_fingerprint
+from hfpaged.prefix_index import Root
 from hfpaged.rows import Rows
 
 if TYPE_CHECKING:
@@ -29,10 +31,17 @@ def root_keys(model: PreTrainedModel, salt: str | None) -> tuple[ExtraKey, ...]:
     """All that decides about keys besides the inputs: weights, active adapters, autocast, and for whom they are."""
     keys = [ExtraKey("model", model_fingerprint(model, model.config.to_dict()))]
     keys += [ExtraKey("adapter", name) for name in compat.active_adapters(model)]
+    keys += [ExtraKey("device", str(device)) for device in {p.device for p in model.parameters()}]  # where blocks lie
     device = model.device.type
     if torch.is_autocast_enabled(device):
         keys.append(ExtraKey("autocast", str(torch.get_autocast_dtype(device))))
     return (*keys, ExtraKey("salt", salt)) if salt is not None else tuple(keys)
+
+
+def are_those_of(keys: tuple[ExtraKey, ...], root: Root) -> bool:
+    """Whether a forward under `keys` computes what is found under `root`: no key is new and none is missing."""
+    beside = [key for key in root.keys if key.kind != "width" and not key.kind.startswith("input:")]
+    return sorted(keys) == sorted(beside)
 
 
 def why_not_shared(model: PreTrainedModel, inputs: Inputs, content: Content | None) -> str | None:
@@ -58,7 +67,8 @@ def why_whole(inputs: Inputs) -> str | None:
     keep = inputs.get("logits_to_keep")
     if not isinstance(keep, int) or keep < 1:
         return "the caller may read the logits of the whole prompt: no logits_to_keep"
-    if any(inputs.get(name) for name in ("output_hidden_states", "output_attentions", "labels")):
+    wanted = (inputs.get(name) for name in ("output_hidden_states", "output_attentions", "labels"))
+    if any(given is not None and given is not False for given in wanted):
         return "the caller asked for hidden states, attentions or the loss of the whole prompt"
     return None
 
@@ -85,6 +95,8 @@ def begin_batch(
         pieces = _Pieces(cache, model, inputs, content, prompts.lengths)
         tail = _tail(model, content, prompts, pieces)
         length, cuts = prompts.attach(tail, exactly=bool(pictures.input_names(content)))
+    except OutOfBlocksError:
+        return None, admission  # what was found takes the room that the whole would need; pieces have let go of theirs
     finally:
         prompts.close()
     known = [match.length(rows.pool.block_size) for match in prompts.matches]

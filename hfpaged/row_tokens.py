@@ -30,21 +30,26 @@ class RowTokens:
         """A forward with these inputs begins; None for inputs that nobody understands."""
         self._coming = content
 
-    def step_begins(self, sequences: Many[Sequence], is_first: bool, count: int, kept: Bools | None) -> None:
-        """The announced forward stores `count` positions of each row, those that are `kept`."""
+    def step_begins(self, sequences: Many[Sequence], length: int, count: int, kept: Bools | None) -> None:
+        """The announced forward stores `count` positions of each row, those that are `kept`; `length` with them."""
         coming, self._coming = self._coming, None
         if self.root is None:
             return
         if coming is None or coming.shape != (len(sequences), count) or not set(coming.keys) <= set(self.root.keys):
             self.forget(sequences)
             return
-        if is_first:
+        if coming.positions is None and any(sequence.length != length for sequence in sequences):
+            self.forget(sequences)  # a model that counts padding in
+            return
+        if length == count:
             for sequence in sequences:
                 sequence.chain = TokenChain(self.root)
-        self._unread.append((coming, kept))
+        self._unread.append((coming.kept(), kept))
         self._is_open = True
 
     def step_undone(self) -> None:
+        """The forward is over before its end, or before it began."""
+        self._coming = None
         if self._is_open:
             self._unread.pop()
             self._is_open = False
@@ -55,7 +60,11 @@ class RowTokens:
     @property
     def is_due(self) -> bool:
         """Whether some row may have filled a block since the last time."""
-        return sum(content.shape[1] for content, _ in self._unread) >= self.pool.block_size
+        return self.is_due_after(0)
+
+    def is_due_after(self, count: int) -> bool:
+        """Whether some row may have filled a block when `count` more positions are stored."""
+        return sum(content.shape[1] for content, _ in self._unread) + count >= self.pool.block_size
 
     def settle(self, manager: BlockManager, sequences: Many[Sequence]) -> None:
         """Bring the chains up to date, and publish what is full."""

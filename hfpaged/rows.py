@@ -90,12 +90,12 @@ class Rows:
         """Metadata to write the last `count` positions anew. Raises CacheMismatchError where blocks are shared."""
         tables = [sequence.tables[group] for sequence in self.sequences]
         held = [block for table in tables for block in table.blocks]
-        if any(self.pool.blocks.refcount(block) > 1 for block in held):
-            raise CacheMismatchError(
-                "other rows or caches share blocks with this one and would change with it; assign keys and values "
-                "before rows are repeated and the cache is copied"
-            )
         with self.pool.changing():
+            if any(self.pool.blocks.refcount(block) > 1 for block in held):
+                raise CacheMismatchError(
+                    "other rows or caches share blocks with this one and would change with it; assign keys and values "
+                    "before rows are repeated and the cache is copied"
+                )
             self.pool.prefixes.withdraw(held)
             self.tokens.forget(self.sequences)
         kept = None if self.kept is None else self.kept[:, self.length - count :]
@@ -112,9 +112,9 @@ class Rows:
 
     def rollback(self) -> None:
         """Undo the step under way, after an exception in the middle of a forward."""
+        self.tokens.step_undone()
         if not self.steps:
             return
-        self.tokens.step_undone()
         self.seen = {layer: min(seen, self.past_length) for layer, seen in self.seen.items()}
         self._cut(self.past_length)
 
@@ -210,7 +210,7 @@ class Rows:
         except Exception:
             self.free()
             raise
-        self.tokens.step_begins(self.sequences, not self.length, query_length, kept)
+        self.tokens.step_begins(self.sequences, self.length + query_length, query_length, kept)
         self._remember(batch, query_length, kept)
 
     def _grow(self, same_as: list[int], query_length: int, kept: Bools | None) -> None:
