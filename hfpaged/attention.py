@@ -23,6 +23,7 @@ logger = logging.getLogger("hfpaged")
 dense_calls: dict[str, int] = {}
 
 
+@torch.compiler.disable  # torch.compile breaks its graph here: block tables are no constants
 def paged_attention(
     module: nn.Module,
     query: Tensor,

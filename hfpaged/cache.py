@@ -127,6 +127,7 @@ class PagedCache(DynamicCache):
         self._undo_interrupted()
         self._may_have_changed = True
 
+    @torch.compiler.disable
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
         """Store keys and values [batch, num_kv_heads, length, dim] of one layer; returns lazy views of all visible
         ones. Raises CacheMismatchError, OutOfBlocksError (all blocks of this cache come back).

@@ -57,6 +57,7 @@ class LazyMask(LazyTensor):
         return torch.equal(padding.to("cpu", torch.bool), torch.from_numpy(rows.kept))
 
 
+@torch.compiler.disable
 def paged_mask(**arguments: Any) -> LazyMask:
     """Called by transformers once per mask type and forward, by keyword."""
     shape = (arguments["batch_size"], 1, arguments["q_length"], arguments["kv_length"])

@@ -115,12 +115,14 @@ class PagedLayer(CacheLayerMixin):
             self._store.copy_blocks(copies[self._group_index])
         self._rows.copies_made(self._index)
 
+    @torch.compiler.disable
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """(visible key length, offset of its first position), as transformers' dynamic layers say it."""
         length = self.get_seq_length()
         offset = visible_offset(length, self.group.window)
         return length + query_length - offset, offset
 
+    @torch.compiler.disable
     def get_seq_length(self) -> int:
         """Positions seen, padding included and windows not subtracted."""
         return self._rows.length_of(self._index)

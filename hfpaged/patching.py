@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
@@ -112,6 +113,7 @@ def _paged_cache(names: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str
     return (cache if isinstance(cache, PagedCache) else None), named
 
 
+@torch.compiler.disable
 def _before_forward(
     names: tuple[str, ...], module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
@@ -129,6 +131,7 @@ class _AfterForward:
     def __init__(self, names: tuple[str, ...]) -> None:
         self._names = names
 
+    @torch.compiler.disable
     def __call__(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         cache, _ = _paged_cache(self._names, args, kwargs)
         if cache is not None:
