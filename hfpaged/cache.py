@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
-from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
+from torch import Tensor, nn
+from transformers import DynamicCache, PreTrainedConfig
 from transformers.cache_utils import Cache
 
 from hfpaged import compat, patching
@@ -33,8 +33,9 @@ class PagedCache(DynamicCache):
         model.generate(**inputs, past_key_values=cache)
 
     Args:
-        model: the model that will use the cache. Its attention is switched to our kernels, reversibly
-            (`hfpaged.unpatch(model)`); where that cannot be done it keeps its own and gets dense views.
+        model: the model that will use the cache, bare or wrapped by PEFT or torch.compile. Its attention is switched
+            to our kernels, reversibly (`hfpaged.unpatch(model)`); where that cannot be done it keeps its own and gets
+            dense views.
         config: instead of a model: nothing is switched, the cache is right under any attention implementation.
         block_size: tokens per block, a power of two.
         memory: the most the pool may take, bytes or a text such as "2GiB". It grows as needed up to there.
@@ -52,7 +53,7 @@ class PagedCache(DynamicCache):
 
     def __init__(
         self,
-        model: PreTrainedModel | None = None,
+        model: nn.Module | None = None,
         *,
         config: PreTrainedConfig | None = None,
         block_size: int = DEFAULT_BLOCK_SIZE,
@@ -288,9 +289,9 @@ _WRAP = (
 )
 
 
-def _config_of(model: PreTrainedModel | None, config: PreTrainedConfig | None) -> PreTrainedConfig:
+def _config_of(model: nn.Module | None, config: PreTrainedConfig | None) -> PreTrainedConfig:
     if isinstance(model, PreTrainedConfig):
         raise InvalidConfigError("PagedCache was given a config in the place of a model; write PagedCache(config=...)")
     if (model is None) == (config is None):
         raise InvalidConfigError("PagedCache needs either a model or config=model.config, and not both")
-    return model.config if model is not None else config
+    return config if model is None else compat.transformers_model(model).config

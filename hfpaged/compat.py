@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import transformers
@@ -21,6 +21,8 @@ from transformers.masking_utils import (
 )
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import output_capturing
+
+from hfpaged.errors import UnsupportedModelError
 
 ATTENTION_NAME = "hfpaged"
 
@@ -57,6 +59,60 @@ def pageable_window(layer: Any) -> tuple[bool, int | None]:
     if type(layer) is DynamicSlidingWindowLayer:
         return True, int(layer.sliding_window)
     return False, None
+
+
+def transformers_model(model: nn.Module) -> PreTrainedModel:
+    """The model of transformers that does the work: `model` itself, or the one that PEFT, torch.compile or a
+    data-parallel wrapper has inside. Raises UnsupportedModelError where there is none.
+    """
+    if isinstance(model, PreTrainedModel):
+        return model
+    inside = model.modules() if isinstance(model, nn.Module) else ()
+    found = next((module for module in inside if isinstance(module, PreTrainedModel)), None)
+    if found is None:
+        raise UnsupportedModelError(
+            f"{type(model).__name__} is no transformers.PreTrainedModel and holds none, so there is no attention to "
+            "page; pass the model on which generate() is called"
+        )
+    return found
+
+
+def active_adapters(model: nn.Module) -> tuple[str, ...]:
+    """The names of the adapters that take part in a forward of `model` now, sorted: of PEFT, wrapped around the model
+    or loaded by transformers' own integration; merged ones too, disabled ones not; () without any.
+
+    PEFT's prompt tuning is told only by the wrapped model: the model inside sees its embeddings as input.
+    """
+    names: set[str] = set()
+    for layer in _adapter_layers(transformers_model(model)):
+        if not layer.disable_adapters:
+            names.update(getattr(layer, "merged_adapters", ()) or layer.active_adapters)
+    wrapper: Any = None if isinstance(model, PreTrainedModel) else model
+    if getattr(wrapper, "active_peft_config", None) and wrapper.active_peft_config.is_prompt_learning:
+        names.update(() if wrapper._adapters_disabled else wrapper.active_adapters)
+    return tuple(sorted(names))
+
+
+def row_adapters(model: nn.Module) -> tuple[str, ...] | None:
+    """The adapter of each row of the forward under way, where its caller gave PEFT `adapter_names`; else None.
+
+    "__base__" is a row without. PEFT takes the argument away and hangs it on its layers as hooks.
+    """
+    for layer in _adapter_layers(transformers_model(model)):
+        for hook in layer._forward_pre_hooks.values():
+            names = getattr(hook, "keywords", {}).get("adapter_names")
+            if names is not None:
+                return tuple(names)
+        return None  # each layer has the hook, or none
+    return None
+
+
+def _adapter_layers(model: PreTrainedModel) -> Iterator[Any]:
+    """PEFT's layers in `model`, and its copies of modules that were trained as a whole."""
+    if getattr(model, "peft_config", None):  # PEFT leaves it on every model in which it replaces layers
+        for module in model.modules():
+            if isinstance(getattr(module, "disable_adapters", None), bool):  # of a model it is a method
+                yield module
 
 
 def can_set_attention(model: PreTrainedModel) -> bool:

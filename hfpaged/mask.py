@@ -21,9 +21,28 @@ class LazyMask(LazyTensor):
     window: int | None
     _checked: tuple[Rows, int, bool] | None
     _made: dict[str, Tensor | None]
+    _source: LazyMask | None  # the one that this is a copy of, on another device
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """accelerate moves a mask to the device of each layer that gets it; ours stays lazy on its way."""
+        if func is torch.ops.aten._to_copy.default and (kwargs or {}).get("dtype") in (None, torch.bool):
+            return args[0].on(torch.device(kwargs["device"])) if kwargs.get("device") else args[0]
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+    def on(self, device: torch.device) -> LazyMask:
+        """This mask for layers on `device`. It is made where its arguments lie, and copied where somebody needs it."""
+        moved: LazyMask = LazyMask.wrap(tuple(self.shape), torch.bool, device)
+        moved.arguments, moved.is_plain, moved.window = self.arguments, self.is_plain, self.window
+        moved._checked, moved._made, moved._source = None, {}, self
+        return moved
 
     def materialise(self) -> Tensor:
         """Always a tensor, for code that works on the mask itself."""
+        if self._source is not None:
+            return self._source.dense().to(self.device)
         name = origin(self.arguments["config"])
         function = compat.own_mask_function(name) or compat.own_mask_function("sdpa")
         assert function is not None
@@ -33,6 +52,9 @@ class LazyMask(LazyTensor):
 
     def for_attention(self, name: str) -> Tensor | None:
         """What the attention implementation `name` would have been given, None included."""
+        if self._source is not None:
+            made = self._source.for_attention(name)
+            return None if made is None else made.to(self.device)
         if name not in self._made:
             function = compat.own_mask_function(name)
             self._made[name] = None if function is None else function(**self.arguments)
@@ -40,6 +62,8 @@ class LazyMask(LazyTensor):
 
     def agrees_with(self, rows: Rows) -> bool:
         """Whether the padding of this mask is just what `rows` did not store. Looked at once per step."""
+        if self._source is not None:
+            return self._source.agrees_with(rows)
         if self._checked is None or self._checked[0] is not rows or self._checked[1] != rows.length:
             self._checked = (rows, rows.length, self._compare(rows))
         return self._checked[2]
@@ -64,7 +88,7 @@ def paged_mask(**arguments: Any) -> LazyMask:
     mask: LazyMask = LazyMask.wrap(shape, torch.bool, torch.device(arguments.get("device", "cpu")))
     is_plain, window = compat.mask_window(arguments["mask_function"])
     mask.arguments, mask._checked, mask._made, mask.window = _frozen(arguments), None, {}, window
-    mask.is_plain = is_plain and not arguments.get("use_vmap", False)
+    mask.is_plain, mask._source = is_plain and not arguments.get("use_vmap", False), None
     return mask
 
 

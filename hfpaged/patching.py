@@ -8,9 +8,10 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+from torch import nn
 from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
@@ -29,15 +30,18 @@ class _Patch:
     is_default: bool = False
 
 
+Model = TypeVar("Model", bound=nn.Module)
 _patches: weakref.WeakKeyDictionary[PreTrainedModel, _Patch] = weakref.WeakKeyDictionary()
 
 
-def is_patched(model: PreTrainedModel) -> bool:
-    return model in _patches
+def is_patched(model: Model) -> bool:
+    return compat.transformers_model(model) in _patches
 
 
-def patch(model: PreTrainedModel, *, default: bool = False) -> PreTrainedModel:
+def patch(model: Model, *, default: bool = False) -> Model:
     """Switch the attention of `model` to the paged kernels; returns the model. A second call is no error.
+
+    A model that PEFT or torch.compile has wrapped is one with the model inside: to patch either patches both.
 
     With any other cache, or none, a patched model computes what it did before. Models whose attention does not go
     through transformers' registry keep their own and get dense views from the cache.
@@ -46,25 +50,28 @@ def patch(model: PreTrainedModel, *, default: bool = False) -> PreTrainedModel:
         default: also give every `generate()` of this model that names no cache a PagedCache on a pool of the
             model's own: for pipelines, trainers and other people's code. `unpatch` ends it.
 
-    Raises UnsupportedModelError with `default` for models that a bare PagedCache cannot serve.
+    Raises UnsupportedModelError for what is and holds no model of transformers, and with `default` for models that a
+    bare PagedCache cannot serve.
     """
-    was_patched = is_patched(model)
+    inner = compat.transformers_model(model)
+    was_patched = inner in _patches
     if not was_patched:
-        _patches[model] = _install(model)
-    if default and not _patches[model].is_default:
+        _patches[inner] = _install(inner)
+    if default and not _patches[inner].is_default:
         try:
-            _make_default(model)
+            _make_default(inner)
         except UnsupportedModelError:
             if not was_patched:
                 unpatch(model)
             raise
-        _patches[model].is_default = True
+        _patches[inner].is_default = True
     return model
 
 
-def unpatch(model: PreTrainedModel) -> PreTrainedModel:
+def unpatch(model: Model) -> Model:
     """Give `model` its own attention back; returns the model. Of an unpatched model it is no error."""
-    done = _patches.pop(model, None)
+    inner = compat.transformers_model(model)
+    done = _patches.pop(inner, None)
     if done is not None:
         for hook in done.hooks:
             hook.remove()
@@ -73,12 +80,12 @@ def unpatch(model: PreTrainedModel) -> PreTrainedModel:
             if name is not None:
                 compat.set_attention(config, name)
         if done.is_default:
-            del model._prepare_cache_for_generation
+            del inner._prepare_cache_for_generation
     return model
 
 
 @contextmanager
-def patched(model: PreTrainedModel, *, default: bool = False) -> Iterator[PreTrainedModel]:
+def patched(model: Model, *, default: bool = False) -> Iterator[Model]:
     """`with patched(model): ...` leaves the model as it was before."""
     was_patched = is_patched(model)
     patch(model, default=default)
@@ -119,7 +126,10 @@ def _before_forward(
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
     """Tells the cache what comes; the forward gets what of it is not known yet."""
     cache, named = _paged_cache(names, args, kwargs)
-    left = cache.expect(named, module) if cache is not None else None
+    if cache is None:
+        return None
+    adapters = compat.row_adapters(module)  # equal rows under different adapters have different keys
+    left = cache.expect(named if adapters is None else named | {"adapter_names": adapters}, module)
     return None if left is None else ((), left)
 
 
