@@ -122,14 +122,14 @@ def _heeded(module: nn.Module, softcap: float | None, sinks: Tensor | None) -> t
 def _first_prefill(module: nn.Module, step: LayerStep, query: Tensor, scale: float) -> Tensor:
     """Nothing was stored before: transformers' own causal attention over the new keys, padding cut off row by row."""
     sdpa = compat.own_attention_function("sdpa", module)
-    key, value, meta = step.key, step.value, step.step
-    if step.rows.kept is None:
+    key, value, kept = step.key, step.value, step.rows.kept
+    if kept is None:
         dense: Tensor = sdpa(module, query, key, value, None, scaling=scale, is_causal=True)[0]
         return dense
     out = query.new_zeros(query.shape[0], query.shape[2], query.shape[1], value.shape[3])
-    width = query.shape[2]
-    for row, (start, count) in enumerate(zip(meta.query_starts.tolist(), meta.query_lengths.tolist(), strict=True)):
-        span = slice(start - row * width, start - row * width + count)
+    kept = kept[:, -query.shape[2] :]  # in numpy: to ask the step's tensors would wait for their device in every layer
+    for row, (start, count) in enumerate(zip(kept.argmax(axis=1).tolist(), kept.sum(axis=1).tolist(), strict=True)):
+        span = slice(start, start + count)
         if count:
             own = (slice(row, row + 1), slice(None), span)
             out[row, span] = sdpa(module, query[own], key[own], value[own], None, scaling=scale, is_causal=True)[0][0]
