@@ -111,7 +111,7 @@ def _adapter_layers(model: PreTrainedModel) -> Iterator[Any]:
     """PEFT's layers in `model`, and its copies of modules that were trained as a whole."""
     if getattr(model, "peft_config", None):  # PEFT leaves it on every model in which it replaces layers
         for module in model.modules():
-            if isinstance(getattr(module, "disable_adapters", None), bool):  # of a model it is a method
+            if isinstance(getattr(type(module), "disable_adapters", None), property):  # of a model it is a method
                 yield module
 
 
