@@ -112,7 +112,7 @@ def test_a_long_text_gives_the_same_tokens_in_the_blocks_that_windows_need(name,
     watch = Watch(model, cache, is_patched) if mode in ("greedy", "beams") else None
     assert generate(model, cache, inputs, NEW, **MODES[mode]) == wanted
     assert attention.dense_calls == dense_before
-    assert watch is None or watch.forwards == NEW
+    assert watch is None or watch.forwards >= NEW  # more, where what rows share is computed before them
     groups, rows = cache.pool.groups, cache._rows
     most = sum(-(-rows.length // block_size) if g.window is None else -(-g.window // block_size) + 1 for g in groups)
     cache.crop(0)
