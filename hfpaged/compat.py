@@ -139,10 +139,6 @@ def multimodal_inputs() -> frozenset[str]:
     return frozenset((*names, "pixel_values_videos", "image_sizes"))
 
 
-def active_adapters(model: PreTrainedModel) -> tuple[str, ...]:
-    return ()
-
-
 class PatchedName(str):
     """Our name as a config holds it, with the one that it had before: a copy of a patched config takes it along."""
 
