@@ -45,6 +45,7 @@ class PagedCache(DynamicCache):
         kv_dtype: "auto" stores what the model computes; "bfloat16", "float16", "float32" convert.
         salt: prefixes are shared only among caches with the same salt, one for each tenant say.
         publish: let later prompts find what this cache computes; without, it only reads what others published.
+        prefix_sharing: look prompts up and publish at all.
 
     Raises:
         InvalidConfigError: sizes or dtypes that cannot work.
@@ -63,6 +64,7 @@ class PagedCache(DynamicCache):
         kv_dtype: str | torch.dtype | KVFormat = "auto",
         salt: str | None = None,
         publish: bool = True,
+        prefix_sharing: bool = True,
     ) -> None:
         config = _config_of(model, config)
         self._is_encoder_decoder = bool(getattr(config, "is_encoder_decoder", False))
@@ -87,7 +89,7 @@ class PagedCache(DynamicCache):
                 f"the pool was made for layer groups {pool.groups}, this model has {group_layers(windows)}: "
                 "caches on one pool must be of one model"
             )
-        self.salt = salt
+        self.salt, self._shares_prefixes = salt, prefix_sharing
         self._adopt(Rows(pool, publish), layers)
         if model is not None:
             patching.patch(model)
@@ -155,6 +157,8 @@ class PagedCache(DynamicCache):
 
     def _share(self, inputs: Mapping[str, Any], model: PreTrainedModel) -> dict[str, Any] | None:
         """Let empty rows begin with what is known of their prompts, and note what tokens the step brings."""
+        if not self._shares_prefixes:
+            return None
         rows, tokens = self._rows, self._rows.tokens
         content = None if self._own_layers else read_content(inputs)
         left = None
@@ -183,6 +187,7 @@ class PagedCache(DynamicCache):
         """An empty cache on the same pool with the same salt, to compute a part of a prompt for this one."""
         child = object.__new__(PagedCache)
         child._is_encoder_decoder, child.salt = self._is_encoder_decoder, self.salt
+        child._shares_prefixes = self._shares_prefixes
         child._adopt(Rows(self.pool, self._rows.tokens.publishes), [None] * len(self.layers))
         child._is_beside, child._rows.records_past = True, True
         for new, old in zip(child.layers, self.layers, strict=True):
@@ -266,6 +271,7 @@ class PagedCache(DynamicCache):
         child = object.__new__(PagedCache)
         memo[id(self)] = child
         child._is_encoder_decoder, child.salt = self._is_encoder_decoder, self.salt
+        child._shares_prefixes = self._shares_prefixes
         own = [None if isinstance(layer, PagedLayer) else copy.deepcopy(layer, memo) for layer in self.layers]
         child._adopt(self._rows.fork(), own)
         for new, old in zip(child.layers, self.layers, strict=True):

@@ -11,7 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import hfpaged
 from hfpaged import cli, patching
 from hfpaged.attention import paged_attention
-from hfpaged.bench import generate
+from hfpaged.bench import runner
 from hfpaged.bench.catalog import ROWS
 from hfpaged.bench.python_time import instrumented
 from hfpaged.bench.setting import Setting
@@ -64,7 +64,7 @@ def test_a_prompt_too_long_for_the_model_is_cut_and_the_row_says_so(tiny, tmp_pa
     path = tmp_path / "figures.json"
     assert cli.main([*COMMAND, "--model", tiny, "--only", "decode-long", "--json", str(path)]) == 0
     (row,) = json.loads(path.read_text())["rows"]
-    assert row["shape"] == {"batch": 1, "prompt": 32, "new": 8}
+    assert row["shape"] == {"batch": 1, "prompt": 32, "new": 8, "own": 0}
     assert row["note"] == "prompt cut from 64 to 32 tokens, the model's most"
 
 
@@ -85,7 +85,7 @@ def test_a_wrong_cache_exits_1_and_earns_no_ratio(tiny, tmp_path, capsys):
 def test_the_model_and_its_registry_are_left_as_they_were(tiny):
     model = LlamaForCausalLM.from_pretrained(tiny)
     before = PagedCache.update
-    generate.measure(Setting(model, None, 1, True), [row for row in ROWS if row.name == "python"])
+    runner.measure(Setting(model, None, 1, True), [row for row in ROWS if row.name == "python"])
     assert not patching.is_patched(model)
     assert PagedCache.update is before
     assert ALL_ATTENTION_FUNCTIONS[ATTENTION_NAME] is paged_attention

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from hfpaged.bench.catalog import ROWS
+from hfpaged.bench.catalog import PREFIX_ROWS, ROWS, Row
 
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -13,6 +13,7 @@ examples:
   hfpaged bench generate --quick                          does it run, and are the tokens the same?
   hfpaged bench generate --model ./my-model --device cuda --dtype bfloat16
   hfpaged bench generate --only decode-long,beam-memory --json figures.json
+  hfpaged bench prefix                                    what is it worth that prompts begin alike?
 
 exit codes: 0, 1 when tokens differ, 3 with --strict when a target is missed
 """
@@ -23,19 +24,28 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     line = "measure speed and KV memory against plain transformers"
     parser = subparsers.add_parser("bench", help=line, description=line)
     kinds = parser.add_subparsers(metavar="KIND", dest="kind", required=True)
-    line = "model.generate() with DynamicCache and with PagedCache, side by side in one process"
-    generate = kinds.add_parser(
-        "generate", help=line, description=_description(line), epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
-    _add_options(generate)
+    _add_kind(kinds, "generate", "model.generate() with DynamicCache and with PagedCache, side by side", ROWS)
+    _add_kind(kinds, "prefix", "prompts that begin alike, with and without sharing, side by side", PREFIX_ROWS)
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the chosen kind; torch and transformers are not imported before."""
-    from hfpaged.bench import generate
+    from hfpaged.bench import runner
 
-    return generate.run(args)
+    return runner.run(args)
+
+
+def _add_kind(
+    kinds: argparse._SubParsersAction[argparse.ArgumentParser], name: str, line: str, rows: tuple[Row, ...]
+) -> None:
+    line = f"{line} in one process"
+    lines = "\n".join(f"  {row.name:13} {row.describe()}, {row.goal}" for row in rows)
+    kind = kinds.add_parser(
+        name, help=line, description=f"{line}\n\nrows:\n{lines}", epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    kind.set_defaults(rows=rows)
+    _add_options(kind)
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
@@ -48,8 +58,3 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quick", action="store_true", help="small sizes, to see that it runs; nothing is judged")
     parser.add_argument("--strict", action="store_true", help="exit with 3 when a target is missed")
     parser.add_argument("--json", metavar="FILE", help="also write the figures here")
-
-
-def _description(line: str) -> str:
-    rows = "\n".join(f"  {row.name:13} {row.describe()}, target {row.target}" for row in ROWS)
-    return f"{line}\n\nrows:\n{rows}"

@@ -18,13 +18,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table. `module` has the function measure(setting, shape); `what` speaks of a shape's numbers."""
+    """One line of the table. `module` has the function measure(setting, shape), or one named behind a colon; `what`
+    speaks of a shape's numbers. A row without a target is there for information.
+    """
 
     name: str
     what: str
     module: str
     shape: Shape
-    target: Target
+    target: Target | None
 
     def describe(self, shape: Shape | None = None) -> str:
         """What is measured, in the row's own shape or the one that was run."""
@@ -32,8 +34,19 @@ class Row:
 
     def load(self) -> Callable[[Setting, Shape], Measured]:
         """The function that measures this row."""
-        measure: Callable[[Setting, Shape], Measured] = importlib.import_module(f"hfpaged.bench.{self.module}").measure
+        module, _, function = self.module.partition(":")
+        measure: Callable[[Setting, Shape], Measured]
+        measure = getattr(importlib.import_module(f"hfpaged.bench.{module}"), function or "measure")
         return measure
+
+    @property
+    def goal(self) -> str:
+        """The target in words."""
+        return "for information" if self.target is None else f"target {self.target}"
+
+    def format(self, value: float) -> str:
+        """`value` as the target counts."""
+        return (self.target or Target()).format(value)
 
 
 DECODE = "decode speed, batch {batch}, prompt {prompt}"
@@ -56,17 +69,40 @@ ROWS = (
     Row("python", "Python's part of a step", "python_time", Shape(1, 512, 64), Target(below=0.05, is_share=True)),
 )  # fmt: skip
 
+SHARED = Shape(32, 1000, 32, own=64)
 
-def choose(names: str | None) -> tuple[Row, ...]:
-    """The rows named in a text like "tokens,prefill", in the order of the table; all for None.
+PREFIX_ROWS = (
+    Row(
+        "prefill-batch", "prompt positions computed, {batch} rows, {prompt} tokens in common", "prefix_batch:prefill",
+        SHARED, Target(most=0.1, is_share=True),
+    ),
+    Row(
+        "prefill-stream", "the same, one request after the other", "prefix_stream", Shape(32, 1000, 8, own=64),
+        Target(most=0.1, is_share=True),
+    ),
+    Row("memory", "peak KV bytes of that batch", "prefix_batch:memory", SHARED, Target(most=0.2, is_share=True)),
+    Row(
+        "first-token", "time to the first token, warm prefix of {prompt}, {own} own", "prefix_first_token",
+        Shape(1, 1000, 1, own=48), Target(most=0.125, is_share=True),
+    ),
+    Row(
+        "no-match", "cost of sharing where nothing matches, prompt {prompt}, {new} new", "prefix_cost",
+        Shape(1, 512, 64), Target(below=0.01, is_share=True),
+    ),
+    Row("decode", "decode speed of that batch, {new} new", "prefix_batch:decode", SHARED, None),
+)  # fmt: skip
+
+
+def choose(names: str | None, rows: tuple[Row, ...] = ROWS) -> tuple[Row, ...]:
+    """Those of `rows` that are named in a text like "tokens,prefill", in the order of the table; all for None.
 
     Raises InvalidConfigError for a name that no row has.
     """
     if names is None:
-        return ROWS
+        return rows
     wanted = [name.strip() for name in names.split(",")]
-    unknown = [name for name in wanted if name not in {row.name for row in ROWS}]
+    unknown = [name for name in wanted if name not in {row.name for row in rows}]
     if unknown:
-        known = ", ".join(row.name for row in ROWS)
+        known = ", ".join(row.name for row in rows)
         raise InvalidConfigError(f"--only {','.join(unknown)}: there is no such row; the rows are {known}")
-    return tuple(row for row in ROWS if row.name in wanted)
+    return tuple(row for row in rows if row.name in wanted)

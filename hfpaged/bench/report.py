@@ -35,7 +35,7 @@ def _cells(outcome: Outcome) -> tuple[str, ...]:
         _amount(measured.plain, measured.unit),
         _amount(measured.paged, measured.unit),
         _value(outcome),
-        str(row.target) if outcome.is_judged else "quick",
+        _target(outcome),
         MARKS[outcome.is_met],
         measured.note,
     )
@@ -44,8 +44,14 @@ def _cells(outcome: Outcome) -> tuple[str, ...]:
 def _value(outcome: Outcome) -> str:
     measured: Measured = outcome.measured
     if measured.value is not None:
-        return outcome.row.target.format(measured.value)
+        return outcome.row.format(measured.value)
     return "tokens differ" if measured.same_tokens is False else "-"
+
+
+def _target(outcome: Outcome) -> str:
+    if outcome.row.target is None:
+        return "-"
+    return str(outcome.row.target) if outcome.is_judged else "quick"
 
 
 def _amount(amount: float | None, unit: str) -> str:
@@ -84,7 +90,7 @@ def _record(outcome: Outcome) -> dict[str, Any]:
         "name": row.name,
         "what": row.describe(outcome.shape),
         "shape": asdict(outcome.shape),
-        "target": str(row.target),
+        "target": None if row.target is None else str(row.target),
         "met": outcome.is_met,
         **asdict(outcome.measured),
     }

@@ -36,8 +36,8 @@ class Outcome:
     @property
     def is_met(self) -> bool | None:
         """Whether the target was reached; None where nothing is judged."""
-        value = self.measured.value
-        return None if value is None or not self.is_judged else self.row.target.is_met(value)
+        value, target = self.measured.value, self.row.target
+        return None if value is None or target is None or not self.is_judged else target.is_met(value)
 
     @property
     def counts_tokens(self) -> bool:

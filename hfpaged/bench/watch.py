@@ -22,6 +22,18 @@ class Watch(StoppingCriteria):
         return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
 
 
+class Together(Watch):
+    """Several watches, in their order."""
+
+    def __init__(self, *watches: Watch) -> None:
+        super().__init__(self._look_with_all)
+        self._watches = watches
+
+    def _look_with_all(self) -> None:
+        for watch in self._watches:
+            watch._look()
+
+
 class StepClock(Watch):
     """The seconds of each step but the first, which has the preparations of generate() in it."""
 
@@ -29,6 +41,11 @@ class StepClock(Watch):
         super().__init__(self._stamp)
         self._synchronize = synchronize
         self._stamps: list[float] = []
+
+    @property
+    def first(self) -> float:
+        """When the first step was over, by time.perf_counter."""
+        return self._stamps[0]
 
     @property
     def seconds(self) -> list[float]:

@@ -1,4 +1,4 @@
-"""`hfpaged bench generate`: measures the chosen rows and says what came out."""
+"""All kinds of `hfpaged bench`: measures the chosen rows and says what came out."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ WIDTH = 150  # of the table where stdout is no terminal
 
 def run(args: argparse.Namespace) -> int:
     """Print the table and a last line; 1 if tokens differ, 3 if a target is missed and that counts."""
-    rows = choose(args.only)
+    rows = choose(args.only, args.rows)
     _check(args)
     with _threads(args.threads), _quiet_transformers():
         model, tokenizer = setting.load(args.model, args.dtype, args.device)

@@ -1,0 +1,81 @@
+"""Rows prefill-batch, memory and decode: one batch of prompts that begin alike, run once for all three."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from dataclasses import dataclass
+from functools import lru_cache, partial
+
+from hfpaged.bench.generation import Rows, generate
+from hfpaged.bench.positions import counted
+from hfpaged.bench.prefix_prompts import prompts_of
+from hfpaged.bench.random_prompts import left_padded
+from hfpaged.bench.result import Measured
+from hfpaged.bench.setting import Setting
+from hfpaged.bench.shape import Shape
+from hfpaged.bench.sides import PAGED, PLAIN, SIDES, Side
+from hfpaged.bench.watch import Peak, StepClock, Together
+
+
+@dataclass(frozen=True)
+class BatchRun:
+    """What one side did: positions of the prefill, seconds to the first token, KV bytes, seconds of each step."""
+
+    positions: int
+    first: float
+    peak: int
+    steps: list[float]
+    rows: Rows
+
+
+def prefill(setting: Setting, shape: Shape) -> Measured:
+    """The value is the part of the positions that hfpaged still computes."""
+    plain, paged = _runs(setting, shape)
+    return Measured(
+        value=paged.positions / plain.positions,
+        plain=plain.positions,
+        paged=paged.positions,
+        unit="pos",
+        same_tokens=plain.rows == paged.rows,
+        note=f"first token after {paged.first:.1f} s, transformers {plain.first:.1f} s",
+    )
+
+
+def memory(setting: Setting, shape: Shape) -> Measured:
+    """The value is what hfpaged takes from the machine at most, as a part of what transformers takes."""
+    plain, paged = _runs(setting, shape)
+    return Measured(
+        value=paged.peak / plain.peak,
+        plain=plain.peak / 1e6,
+        paged=paged.peak / 1e6,
+        unit="MB",
+        same_tokens=plain.rows == paged.rows,
+    )
+
+
+def decode(setting: Setting, shape: Shape) -> Measured:
+    """The value is the ratio of speeds, both by the median step of one run."""
+    plain, paged = _runs(setting, shape)
+    slow, fast = (shape.batch / statistics.median(run.steps) for run in (plain, paged))
+    return Measured(fast / slow, slow, fast, "tok/s", same_tokens=plain.rows == paged.rows)
+
+
+@lru_cache(maxsize=1)
+def _runs(setting: Setting, shape: Shape) -> tuple[BatchRun, BatchRun]:
+    """Plain transformers computes each of the long prompts, which takes minutes: three rows share one run."""
+    plain, paged = (_run(setting, side, prompts_of(setting, shape), shape.new) for side in SIDES)
+    assert SIDES == (PLAIN, PAGED)
+    return plain, paged
+
+
+def _run(setting: Setting, side: Side, prompts: Rows, new: int) -> BatchRun:
+    ids, mask = left_padded(prompts, setting.device)
+    side.switch(setting.model)
+    cache = side.make_cache(setting.model)
+    clock, peak = StepClock(setting.synchronize), Peak(partial(side.kv_bytes, cache))
+    with counted(setting.model) as positions:
+        start = time.perf_counter()
+        watch = Together(clock, positions, peak)
+        rows = generate(setting.model, ids, cache, new, mask=mask, watch=watch, min_new_tokens=new)
+    return BatchRun(positions.count, clock.first - start, peak.largest, clock.seconds, rows)
