@@ -23,9 +23,9 @@ from hfpaged.bench.shape import Shape
 from hfpaged.bench.sides import PAGED, PLAIN
 from hfpaged.compat import cache_argument
 
-PAIRS = 12  # prompts at least
-WARM_UP = 3  # prompts that fill the pools: from then on blocks are evicted too
-HELD = 3  # prompts that a pool has room for
+PAIRS = 8  # prompts at least
+HELD = 3  # prompts that a pool has room for: from then on blocks are evicted too
+WARM_UP = HELD + 1  # prompts without new tokens
 
 Walk = Iterator[Tensor]
 
@@ -39,7 +39,8 @@ def measure(setting: Setting, shape: Shape) -> Measured:
     costs, bases, same = [], [], True
     for number, prompt in enumerate(prompts.split(1)):
         caches = {shares: _make_cache(setting, pools, shares) for shares in pools}
-        seconds, tokens = _side_by_side(setting, prompt, caches, shape.new, number)
+        new = shape.new if number >= WARM_UP else 1
+        seconds, tokens = _side_by_side(setting, prompt, caches, new, number)
         same = same and tokens[True] == tokens[False]
         if number >= WARM_UP:
             costs.append([on - off for on, off in zip(seconds[True], seconds[False], strict=True)])
