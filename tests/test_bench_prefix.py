@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import hfpaged_kernels
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -58,7 +59,7 @@ def test_every_row_is_measured_and_compares_tokens(folder, tmp_path, capsys):
     assert code == 0
     assert [row["name"] for row in figures["rows"]] == list(ROW)
     assert all(row["same_tokens"] is True and row["met"] is None for row in figures["rows"])
-    assert "hfpaged: prefill-batch (1 of 6)" in capsys.readouterr().err
+    assert "hfpaged: prefill-batch (1 of 7)" in capsys.readouterr().err
 
 
 def test_a_batch_computes_its_common_part_once_and_stores_it_once(setting):
@@ -123,6 +124,7 @@ def test_a_wrong_cache_exits_1_and_earns_no_ratio(folder, tmp_path, monkeypatch,
         ("memory", "<= 20 %", 0.2, 0.201),
         ("first-token", "<= 12.5 %", 0.125, 0.126),
         ("no-match", "< 1 %", 0.0099, 0.01),
+        ("attention", ">= 3x", 3.0, 2.99),
     ],
 )
 def test_targets(name, target, good, bad):
@@ -144,3 +146,32 @@ def test_help_lists_the_rows_of_this_kind(capsys):
     out = capsys.readouterr().out
     assert "prefill-batch prompt positions computed, 32 rows, 1000 tokens in common, target <= 10 %" in out
     assert "beam-memory" not in out.split("rows:")[1].split("options:")[0]
+
+
+def test_the_attention_row_reads_common_blocks_once_and_compares_the_outputs(folder, tmp_path, monkeypatch):
+    told = []
+    decode = hfpaged_kernels.decode
+
+    def seen(query, key, value, tables, lengths, *, shared_blocks=0, **options):
+        if shared_blocks:
+            told.append((shared_blocks, len(set(tables[:, :shared_blocks].unique(dim=0).flatten().tolist()))))
+            assert len(set(tables[:, shared_blocks:].flatten().tolist())) == tables[:, shared_blocks:].numel()
+        return decode(query, key, value, tables, lengths, shared_blocks=shared_blocks, **options)
+
+    monkeypatch.setattr(hfpaged_kernels, "decode", seen)
+    code, figures = run(folder, tmp_path, "--only", "attention")
+    assert code == 0
+    assert figures["rows"][0]["same_tokens"] is True
+    assert set(told) == {(4, 4)}
+
+
+def test_an_attention_that_reads_other_blocks_earns_no_ratio(folder, tmp_path, monkeypatch):
+    decode = hfpaged_kernels.decode
+
+    def wrong(*args, shared_blocks=0, **options):
+        return decode(*args, shared_blocks=shared_blocks, **options) + 0.01 * shared_blocks
+
+    monkeypatch.setattr(hfpaged_kernels, "decode", wrong)
+    code, figures = run(folder, tmp_path, "--only", "attention")
+    assert code == 1
+    assert figures["rows"][0]["value"] is None

@@ -37,17 +37,17 @@ class Layer:
     def nbytes(self) -> int:
         return self.key.nbytes + self.value.nbytes
 
-    def decode(self) -> Tensor:
+    def decode(self, **options: Any) -> Tensor:
         arguments = (self.query, self.key, self.value, self.tables, self.lengths)
-        return hfpaged_kernels.decode(*arguments, scale=self.query.shape[-1] ** -0.5)
+        return hfpaged_kernels.decode(*arguments, scale=self.query.shape[-1] ** -0.5, **options)
 
 
 def measure(setting: Setting, shape: Shape) -> Measured:
     """Enough layers that both sides read as much: what lies in a processor's cache from before helps neither."""
     size = QUICK_SUM_BYTES if setting.is_quick else SUM_BYTES
-    like = _stored_layer(setting)
-    layers = [_random_layer(setting, shape, like)]
-    layers += [_random_layer(setting, shape, like) for _ in range(size // layers[0].nbytes)]
+    like = stored_layer(setting)
+    layers = [_random_rows(setting, shape, like)]
+    layers += [_random_rows(setting, shape, like) for _ in range(size // layers[0].nbytes)]
     numbers = torch.ones(size // 4, device=setting.device)
 
     def decode() -> None:
@@ -63,7 +63,7 @@ def measure(setting: Setting, shape: Shape) -> Measured:
     return Measured(speed["decode"] / speed["sum"], note=note)
 
 
-def _stored_layer(setting: Setting) -> Any:
+def stored_layer(setting: Setting) -> Any:
     """The store of the model's first paged layer: its heads, dims, dtype and block size."""
     PAGED.switch(setting.model)
     cache = PAGED.make_cache(setting.model)
@@ -71,16 +71,21 @@ def _stored_layer(setting: Setting) -> Any:
     return next(layer for layer in cache.layers if isinstance(layer, PagedLayer))._store
 
 
-def _random_layer(setting: Setting, shape: Shape, like: Any) -> Layer:
+def random_layer(setting: Setting, like: Any, tables: Tensor, length: int) -> Layer:
+    """Random numbers in the blocks of `tables` ([batch, blocks] of int32), `length` tokens for each row."""
     _, kv_heads, block_size, dim = like.key.shape
-    per_sequence = -(-shape.prompt // block_size)
-    count = shape.batch * per_sequence
+    batch, count = len(tables), int(tables.max()) + 1
     options: dict[str, Any] = {"dtype": like.key.dtype, "device": setting.device}
-    tables = torch.randperm(count, dtype=torch.int32, device=setting.device).view(shape.batch, per_sequence)
     return Layer(
-        query=torch.randn(shape.batch, setting.text_config.num_attention_heads, dim, **options),
+        query=torch.randn(batch, setting.text_config.num_attention_heads, dim, **options),
         key=torch.randn(count, kv_heads, block_size, dim, **options),
         value=torch.randn(count, kv_heads, block_size, like.value.shape[3], **options),
         tables=tables,
-        lengths=torch.full((shape.batch,), shape.prompt, dtype=torch.int32, device=setting.device),
+        lengths=torch.full((batch,), length, dtype=torch.int32, device=setting.device),
     )
+
+
+def _random_rows(setting: Setting, shape: Shape, like: Any) -> Layer:
+    per_sequence = -(-shape.prompt // like.key.shape[2])
+    tables = torch.randperm(shape.batch * per_sequence, dtype=torch.int32, device=setting.device)
+    return random_layer(setting, like, tables.view(shape.batch, per_sequence), shape.prompt)

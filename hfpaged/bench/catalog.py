@@ -89,6 +89,10 @@ PREFIX_ROWS = (
         "no-match", "cost of sharing where nothing matches, prompt {prompt}, {new} new", "prefix_cost",
         Shape(1, 512, 64), Target(below=0.01, is_share=True),
     ),
+    Row(
+        "attention", "decode attention, {batch} rows, common blocks read once", "prefix_attention",
+        Shape(32, 1000, 0, own=48), Target(3.0),
+    ),
     Row("decode", "decode speed of that batch, {new} new", "prefix_batch:decode", SHARED, None),
 )  # fmt: skip
 
