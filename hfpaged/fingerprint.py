@@ -22,40 +22,69 @@ _IGNORED = {"_name_or_path", "transformers_version", "dtype", "torch_dtype", "_a
 
 
 @dataclass
-class _Known:
+class Weights:
     """What need not be made again while a model has the same tensors: views of their samples see new numbers."""
 
     addresses: list[int]
     shapes: bytes
-    samples: list[Tensor]
+    samples: list[list[Tensor]]  # those of one device and dtype side by side
+    devices: tuple[str, ...]  # of the parameters
 
 
-_known: weakref.WeakKeyDictionary[nn.Module, _Known] = weakref.WeakKeyDictionary()
+_known: weakref.WeakKeyDictionary[nn.Module, Weights] = weakref.WeakKeyDictionary()
 
 
 def model_fingerprint(model: nn.Module, config: Mapping[str, Any]) -> str:
     """Hexadecimal SHA-256, the same in every process that loads the same weights in the same dtypes."""
-    tensors = [*model.parameters(), *model.buffers()]
-    addresses = [_address(tensor) for tensor in tensors]
-    known = _known.get(model)
-    if known is None or known.addresses != addresses:
-        known = _known[model] = _look_at(model, addresses)
+    return fingerprint_of(weights_of(model), config)
+
+
+def fingerprint_of(weights: Weights, config: Mapping[str, Any]) -> str:
+    """The same, of weights that were looked at just now."""
     digest = hashlib.sha256(json.dumps(_without_origin(config), sort_keys=True, default=str).encode())
-    digest.update(known.shapes)
-    alike: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
-    for sample in known.samples:
-        alike.setdefault((sample.device, sample.dtype), []).append(sample)
-    for parts in alike.values():
-        digest.update(torch.cat(parts).view(torch.uint8).cpu().numpy().tobytes())
+    digest.update(weights.shapes)
+    for alike in weights.samples:
+        digest.update(torch.cat(alike).view(torch.uint8).cpu().numpy().tobytes())
     return digest.hexdigest()
 
 
-def _look_at(model: nn.Module, addresses: list[int]) -> _Known:
+def weights_of(model: nn.Module) -> Weights:
+    """Where the weights of a model are now."""
+    addresses = [_address(tensor) for tensor in _tensors(model)]
+    known = _known.get(model)
+    if known is None or known.addresses != addresses:
+        known = _known[model] = _look_at(model, addresses)
+    return known
+
+
+def _tensors(model: nn.Module) -> list[Tensor]:
+    """All parameters and buffers, tied ones more than once. A quarter of the time of model.parameters(), which makes
+    their names on its way: this is asked in the middle of a generation, once per block.
+    """
+    found: list[Tensor | None] = []
+    seen: set[nn.Module] = set()
+    left: list[nn.Module | None] = [model]
+    while left:
+        module = left.pop()
+        if module is None or module in seen:
+            continue
+        seen.add(module)
+        found += module._parameters.values()
+        found += module._buffers.values()
+        left += module._modules.values()
+    return [tensor for tensor in found if tensor is not None]
+
+
+def _look_at(model: nn.Module, addresses: list[int]) -> Weights:
     named = [*model.named_parameters(), *model.named_buffers()]
     shapes = "\n".join(f"{name} {tuple(tensor.shape)} {tensor.dtype}" for name, tensor in named)
     plain = [part for _, tensor in named for part in _plain(tensor)]
-    samples = [_sample(part) for part in plain if part.device.type != "meta" and part.numel()]
-    return _Known(addresses, shapes.encode(), samples)
+    alike: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+    for part in plain:
+        if part.device.type != "meta" and part.numel():
+            alike.setdefault((part.device, part.dtype), []).append(_sample(part))
+    devices = {str(parameter.device) for parameter in model.parameters()}
+    return Weights(addresses, shapes.encode(), list(alike.values()), tuple(sorted(devices)))
 
 
 def _without_origin(part: Any) -> Any:

@@ -14,7 +14,7 @@ from hfpaged.admission import Admission, Inputs, Prompts, cut_inputs
 from hfpaged.block_hash import ExtraKey
 from hfpaged.content import WIDE, Bools, Content, has_plain_positions
 from hfpaged.errors import OutOfBlocksError
-from hfpaged.fingerprint import model_fingerprint
+from hfpaged.fingerprint import fingerprint_of, weights_of
 from hfpaged.prefix_index import Root
 from hfpaged.rows import Rows
 
@@ -29,9 +29,10 @@ NEVER = 10**12
 
 def root_keys(model: PreTrainedModel, salt: str | None) -> tuple[ExtraKey, ...]:
     """All that decides about keys besides the inputs: weights, active adapters, autocast, and for whom they are."""
-    keys = [ExtraKey("model", model_fingerprint(model, model.config.to_dict()))]
+    weights = weights_of(model)
+    keys = [ExtraKey("model", fingerprint_of(weights, model.config.to_dict()))]
     keys += [ExtraKey("adapter", name) for name in compat.active_adapters(model)]
-    keys += [ExtraKey("device", str(device)) for device in {p.device for p in model.parameters()}]  # where blocks lie
+    keys += [ExtraKey("device", device) for device in weights.devices]  # where blocks lie
     device = model.device.type
     if torch.is_autocast_enabled(device):
         keys.append(ExtraKey("autocast", str(torch.get_autocast_dtype(device))))
