@@ -26,11 +26,13 @@ if TYPE_CHECKING:
     )
     from hfpaged.kv_pool import CacheStats, KVPool
     from hfpaged.patching import patch, patched, unpatch
+    from hfpaged.prefix_report import PrefixReport, TokenDifference
 
 _HOMES = {
     "hfpaged.cache": ("PagedCache",),
     "hfpaged.kv_pool": ("CacheStats", "KVPool"),
     "hfpaged.patching": ("patch", "patched", "unpatch"),
+    "hfpaged.prefix_report": ("PrefixReport", "TokenDifference"),
     "hfpaged.errors": (
         "AutogradError",
         "CacheMismatchError",
@@ -54,6 +56,8 @@ __all__ = [
     "KVPool",
     "OutOfBlocksError",
     "PagedCache",
+    "PrefixReport",
+    "TokenDifference",
     "UnsupportedModelError",
     "WindowPassedError",
     "patch",

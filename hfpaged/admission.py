@@ -16,10 +16,15 @@ from typing import Any
 from torch import Tensor
 
 from hfpaged.block_manager import BlockManager
+from hfpaged.common_runs import common_length
 from hfpaged.content import Bools, Content, row_items
 from hfpaged.errors import WindowPassedError
+from hfpaged.explain import Decoder, explain_match
+from hfpaged.kv_pool import KVPool
+from hfpaged.match_end import MatchEnd, match_end
 from hfpaged.prefill_plan import plan_prefill
-from hfpaged.prefix_index import Match, Root, common_length
+from hfpaged.prefix_index import Match, Root
+from hfpaged.prefix_report import PrefixReport
 from hfpaged.rows import Rows
 from hfpaged.sequence import Sequence
 from hfpaged.token_chain import TokenChain
@@ -34,7 +39,38 @@ class Admission:
     root: Root
     items: list[array[int]]
     matches: list[Match]
+    ends: list[MatchEnd]
     hits: list[int] = field(default_factory=list)  # known tokens of each row that were not computed again
+
+    def explain(self, pool: KVPool, tokenizer: Decoder | None) -> list[PrefixReport]:
+        """Why each row's match ended where it did; its blocks may be gone, or its own tokens known, by now."""
+        index = pool.prefixes.index
+        with pool.changing():
+            rows = list(zip(self.items, self.ends, self.hits, strict=True))
+            facts = [explain_match(index, self.root, items, end, hits) for items, end, hits in rows]
+        return [row.with_texts(tokenizer) for row in facts]
+
+
+@dataclass(frozen=True)
+class Declined:
+    """A batch of `shape` = (rows, positions) for which nothing was looked up, and why."""
+
+    reason: str
+    shape: tuple[int, int]
+    mask: Tensor | None
+
+    def explain(self, pool: KVPool, tokenizer: Decoder | None) -> list[PrefixReport]:
+        rows, length = self.shape
+        tokens = [length] * rows if self.mask is None else [int(count) for count in (self.mask != 0).sum(1)]
+        return [PrefixReport(count, 0, 0, "declined", pool.block_size, declined=self.reason) for count in tokens]
+
+
+def declined(reason: str, inputs: Inputs) -> Declined:
+    """Nothing is looked up for these inputs of a forward."""
+    ids, mask = inputs.get("input_ids"), inputs.get("attention_mask")
+    ids = inputs.get("inputs_embeds") if ids is None else ids
+    shape = (int(ids.shape[0]), int(ids.shape[1])) if isinstance(ids, Tensor) and ids.ndim > 1 else (0, 0)
+    return Declined(reason, shape, mask if isinstance(mask, Tensor) and tuple(mask.shape) == shape else None)
 
 
 class Prompts:
@@ -51,6 +87,9 @@ class Prompts:
             prefixes = self._pool.prefixes
             limits = [max(length - keep, 0) for length in self.lengths]
             self.matches = [prefixes.longest(root, *part) for part in zip(self.items, limits, strict=True)]
+            self.ends = [
+                match_end(prefixes.index, root, *part) for part in zip(self.items, limits, self.matches, strict=True)
+            ]
             self._known = [manager.create() for _ in range(batch)]  # holds what was found while the rest is computed
             for sequence, items, match in zip(self._known, self.items, self.matches, strict=True):
                 prefixes.attach(sequence, root, items, match)

@@ -12,14 +12,16 @@ from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import Cache
 
 from hfpaged import compat, patching
-from hfpaged.admission import Admission
+from hfpaged.admission import Admission, Declined, declined
 from hfpaged.config import DEFAULT_BLOCK_SIZE
 from hfpaged.content import read_content
 from hfpaged.errors import CacheMismatchError, InvalidConfigError, UnsupportedModelError
+from hfpaged.explain import Decoder
 from hfpaged.kv_format import KVFormat, resolve_format
 from hfpaged.kv_pool import CacheStats, KVPool
 from hfpaged.layer_groups import group_layers
 from hfpaged.paged_layer import PagedLayer
+from hfpaged.prefix_report import PrefixReport
 from hfpaged.prefix_sharing import are_those_of, begin_batch, root_keys, why_not_shared
 from hfpaged.rows import Rows
 from hfpaged.step_plan import plan_step
@@ -101,7 +103,7 @@ class PagedCache(DynamicCache):
                 layers[index] = PagedLayer(rows, group_index, place)
         Cache.__init__(self, layers=layers)
         self._rows = rows
-        self._admission: Admission | None = None
+        self._admission: Admission | Declined | None = None
         self._may_have_changed = False  # whether the weights may be others than those of the stored keys
         self._is_beside = False  # computes a part of a prompt for another cache
         # Layers hold the rows, not the cache, so that a dropped cache dies at once and its blocks come back.
@@ -161,10 +163,12 @@ class PagedCache(DynamicCache):
             return None
         rows, tokens = self._rows, self._rows.tokens
         content = None if self._own_layers else read_content(inputs)
+        reason = _OWN_STATE if self._own_layers else why_not_shared(model, inputs, content)
         left = None
         if not rows.length:
             tokens.root = None
-        if content is None or (tokens.root is None and rows.length) or why_not_shared(model, inputs, content):
+            self._admission = declined(reason, inputs) if reason else None
+        if content is None or (tokens.root is None and rows.length) or reason:
             content = None
         elif not rows.length:
             rows.free()  # rows without a token bind nobody to their number
@@ -178,7 +182,7 @@ class PagedCache(DynamicCache):
         return left
 
     def _count_once(self) -> None:
-        if self._admission is not None and not self._is_beside:
+        if isinstance(self._admission, Admission) and not self._is_beside:
             counts = self.pool.prefixes.index.counts
             counts.queries += sum(len(items) // self._admission.root.width for items in self._admission.items)
             counts.hits += sum(self._admission.hits)
@@ -218,6 +222,15 @@ class PagedCache(DynamicCache):
     def stats(self) -> CacheStats:
         """What the pool of this cache holds now, all caches on it together."""
         return self.pool.stats()
+
+    def explain_last(self, tokenizer: Decoder | None = None) -> list[PrefixReport]:
+        """For each row of the last batch that began with this cache: how much of its prompt was known when it came,
+        and why no more. Texts are shown with a `tokenizer`, or anything that has `decode`.
+        """
+        if self._admission is None and self._rows.batch:
+            row = PrefixReport(self._rows.length, 0, 0, "declined", self.pool.block_size, declined=_NOT_TOLD)
+            return [row] * self._rows.batch
+        return [] if self._admission is None else self._admission.explain(self.pool, tokenizer)
 
     def free(self) -> None:
         """Give all blocks back. The cache is empty and can be used again."""
@@ -274,6 +287,7 @@ class PagedCache(DynamicCache):
         child._shares_prefixes = self._shares_prefixes
         own = [None if isinstance(layer, PagedLayer) else copy.deepcopy(layer, memo) for layer in self.layers]
         child._adopt(self._rows.fork(), own)
+        child._admission = self._admission
         for new, old in zip(child.layers, self.layers, strict=True):
             if isinstance(new, PagedLayer):
                 new.share_store(old)
@@ -288,6 +302,8 @@ class PagedCache(DynamicCache):
             self._rows.select(indices.tolist())
 
 
+_OWN_STATE = "layers with a state of their own, recurrent ones say, which does not lie in blocks"
+_NOT_TOLD = "no patched model told this cache its tokens; make it of a model, PagedCache(model), not of a config"
 _WRAP = (
     "an encoder-decoder keeps two caches: pass "
     "EncoderDecoderCache(PagedCache(config=config), DynamicCache(config=config)) "

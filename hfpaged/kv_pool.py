@@ -17,11 +17,13 @@ from hfpaged.block_manager import BlockManager
 from hfpaged.block_pool import BlockPool
 from hfpaged.config import check_block_size, check_num_blocks, format_bytes, parse_bytes
 from hfpaged.errors import InvalidConfigError
+from hfpaged.explain import Decoder, explain_prompt
 from hfpaged.kv_format import KVFormat
 from hfpaged.kv_storage import KVStorage, LayerStore
 from hfpaged.layer_groups import LayerGroup
 from hfpaged.prefix_cache import PrefixCache
 from hfpaged.prefix_index import Root
+from hfpaged.prefix_report import PrefixReport
 
 # What a pool may take of the free memory when its user names no size. It grows as needed up to there.
 DEFAULT_SHARE = 0.5
@@ -165,6 +167,25 @@ class KVPool:
             prefix_hits=counts.hits,
             prefix_evictions=counts.evictions,
         )
+
+    def explain(
+        self, input_ids: Any, tokenizer: Decoder | None = None, salt: str | None = None,
+        adapter: str | None = None,
+    ) -> PrefixReport:  # fmt: skip
+        """How much of a prompt is known now, and why no more; changes nothing.
+
+        Args:
+            input_ids: one prompt without padding: a list, or a tensor [length] or [1, length].
+            tokenizer: to show texts, not token ids; anything that has `decode`.
+            salt, adapter: of the cache and model that the prompt would be for. All else (weights, dtype) is taken to
+                be as in the forward that looked for a prefix last.
+
+        Raises InvalidConfigError for several prompts.
+        """
+        ids = _token_ids(input_ids)
+        with self.changing():
+            facts = explain_prompt(self.prefixes.index, ids, salt, adapter)
+        return facts.with_texts(tokenizer)
 
     def check_integrity(self) -> None:
         """Recount all blocks from scratch. Raises IntegrityError."""

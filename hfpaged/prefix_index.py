@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from hfpaged.block_hash import ExtraKey, HashFunction, block_hash, root_hash, sha256
 from hfpaged.block_table import GONE
+from hfpaged.common_runs import common_length
 from hfpaged.ghosts import Ghosts
 from hfpaged.layer_groups import visible_offset
 
@@ -38,13 +39,15 @@ class Root:
 
 class PrefixBlock:
     """A full block of tokens under its parent. `blocks` has one block id per layer group, GONE where that group's
-    block was evicted or had left its window before it was published.
+    block was evicted, at `evicted_at`, or had left its window before it was published. `number` counts on.
     """
 
-    __slots__ = ("blocks", "children", "digest", "evicted_at", "items", "parent", "root")
+    __slots__ = ("blocks", "children", "digest", "evicted_at", "items", "number", "parent", "root")
 
-    def __init__(self, parent: PrefixBlock | Root, digest: bytes, items: array[int], num_groups: int) -> None:
-        self.parent, self.digest, self.items = parent, digest, items
+    def __init__(
+        self, parent: PrefixBlock | Root, digest: bytes, items: array[int], num_groups: int, number: int
+    ) -> None:
+        self.parent, self.digest, self.items, self.number = parent, digest, items, number
         self.root: Root = parent if isinstance(parent, Root) else parent.root
         self.blocks = [GONE] * num_groups
         self.children: dict[bytes, PrefixBlock] = {}
@@ -58,11 +61,14 @@ class PrefixBlock:
 
 @dataclass(frozen=True)
 class Match:
-    """The longest known prefix: full blocks, and the first `partial_length` tokens of one more."""
+    """The longest known prefix: full blocks, and the first `partial_length` tokens of one more. `lost` are blocks
+    behind `blocks` that are known as well and cannot be used, up to the first that is not there in full attention.
+    """
 
     blocks: list[PrefixBlock] = field(default_factory=list)
     partial: PrefixBlock | None = None
     partial_length: int = 0
+    lost: list[PrefixBlock] = field(default_factory=list)
 
     def length(self, block_size: int) -> int:
         """Tokens."""
@@ -89,7 +95,9 @@ class PrefixIndex:
         self.block_size = block_size
         self.counts = PrefixCounts()
         self._windows = tuple(windows)
-        self._hash, self._clock = hash_function, clock
+        self.clock, self._hash = clock, hash_function
+        self.last_root: Root | None = None  # the one asked for last
+        self.num_created = 0  # blocks that were ever known
         self._roots: dict[tuple[ExtraKey, ...], Root] = {}
         self._holder: dict[int, tuple[PrefixBlock, int]] = {}  # block id -> its place
         self._ghosts = Ghosts(REMEMBERED)
@@ -116,18 +124,23 @@ class PrefixIndex:
         self._uses += 1
         root = self._roots.get(ordered) or Root(ordered, width, root_hash(ordered, self._hash))
         root.last_use = self._uses
+        self.last_root = root
         return root
+
+    def settled(self, root: Root) -> Root:
+        """The root with the same keys that others have published under first, or `root`."""
+        return self._roots.get(root.keys, root)
 
     def held(self) -> set[int]:
         """The ids of all published blocks."""
         return set(self._holder)
 
-    def child(self, parent: PrefixBlock | Root, items: array[int]) -> PrefixBlock | None:
+    def child(self, parent: PrefixBlock | Root, items: array[int], counted: bool = True) -> PrefixBlock | None:
         """The known block with just these items behind `parent`, compared number by number."""
         digest = block_hash(parent.digest, items, self._hash)
         found = parent.children.get(digest)
         if found is not None and found.items != items:
-            self.counts.collisions += 1
+            self.counts.collisions += counted
             return None
         return found
 
@@ -144,20 +157,21 @@ class PrefixIndex:
             return None  # it was forgotten meanwhile: what stands behind it can no longer be found
         entry = parent.children.get(digest)
         if entry is None:
-            entry = parent.children[digest] = PrefixBlock(parent, digest, items, len(self._windows))
+            self.num_created += 1
+            entry = PrefixBlock(parent, digest, items, len(self._windows), self.num_created)
+            parent.children[digest] = entry
             self._ghosts.has_child(parent)
         elif entry.items != items:
             self.counts.collisions += 1
             return None
         for group, block in enumerate(blocks):
             if entry.blocks[group] == GONE and block != GONE and block not in self._holder:
-                entry.blocks[group] = block
+                entry.blocks[group], entry.evicted_at = block, None
                 self._holder[block] = entry, group
         if entry.is_gone:
             self._remember(entry)
         else:
             self._ghosts.discard(entry)
-            entry.evicted_at = None
         return entry
 
     def forget(self, block: int) -> None:
@@ -165,32 +179,37 @@ class PrefixIndex:
         entry, group = self._holder.pop(block)
         entry.blocks[group] = GONE
         self.counts.evictions += 1
+        entry.evicted_at = self.clock()
         if entry.is_gone:
-            entry.evicted_at = self._clock()
             self._remember(entry)
 
-    def match(self, root: Root, items: array[int], limit: int) -> Match:
+    def match(self, root: Root, items: array[int], limit: int, counted: bool = True) -> Match:
         """The longest usable prefix of at most `limit` tokens of `items` (`root.width` numbers each).
 
         All blocks must be there in groups of full attention; in groups with a window those that the next token sees.
         """
-        root = self._roots.get(root.keys, root)  # another with the same keys may have been published under first
-        usable = self._usable(self._walk(root, items, limit))
-        return Match(usable, *self._partial(usable[-1] if usable else root, len(usable), items, limit))
+        root = self.settled(root)
+        known, beyond = self._walk(root, items, limit, counted)
+        usable = self._usable(known)
+        partial = self._partial(usable[-1] if usable else root, len(usable), items, limit)
+        return Match(usable, *partial, known[len(usable) :] + beyond)
 
-    def _walk(self, root: Root, items: array[int], limit: int) -> list[PrefixBlock]:
+    def _walk(
+        self, root: Root, items: array[int], limit: int, counted: bool
+    ) -> tuple[list[PrefixBlock], list[PrefixBlock]]:
+        """(the known blocks that are there in full attention, the one behind them that is not)."""
         size = self.block_size * root.width
         found: list[PrefixBlock] = []
         parent: PrefixBlock | Root = root
         for start in range(0, limit // self.block_size * size, size):
-            entry = self.child(parent, items[start : start + size])
-            if entry is None or any(
-                block == GONE for block, window in zip(entry.blocks, self._windows, strict=True) if window is None
-            ):
+            entry = self.child(parent, items[start : start + size], counted)
+            if entry is None:
                 break
+            if any(block == GONE for block, window in zip(entry.blocks, self._windows, strict=True) if window is None):
+                return found, [entry]
             found.append(entry)
             parent = entry
-        return found
+        return found, []
 
     def _usable(self, known: list[PrefixBlock]) -> list[PrefixBlock]:
         """As many of `known` as have, in each windowed group, all that the token behind them sees."""
@@ -233,18 +252,3 @@ class PrefixIndex:
 
 def width_of(parent: PrefixBlock | Root) -> int:
     return parent.width if isinstance(parent, Root) else parent.root.width
-
-
-def common_length(first: array[int], second: array[int]) -> int:
-    """How many numbers two arrays have in common at their beginning."""
-    limit = min(len(first), len(second))
-    low, high = 0, limit + 1  # first[:low] is equal; first[:high] is not, or does not exist
-    if first[:limit] == second[:limit]:
-        return limit
-    while high - low > 1:
-        middle = (low + high) // 2
-        if first[low:middle] == second[low:middle]:
-            low = middle
-        else:
-            high = middle
-    return low

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from hfpaged import compat, pictures
-from hfpaged.admission import Admission, Inputs, Prompts, cut_inputs
+from hfpaged.admission import Admission, Declined, Inputs, Prompts, cut_inputs, declined
 from hfpaged.block_hash import ExtraKey
 from hfpaged.content import WIDE, Bools, Content, has_plain_positions
 from hfpaged.errors import OutOfBlocksError
@@ -76,22 +76,24 @@ def why_whole(inputs: Inputs) -> str | None:
 
 def begin_batch(
     cache: PagedCache, rows: Rows, model: PreTrainedModel, inputs: Inputs, content: Content
-) -> tuple[dict[str, Any] | None, Admission | None]:
+) -> tuple[dict[str, Any] | None, Admission | Declined]:
     """The first forward of a batch: let its rows begin with what is known. Returns (the inputs that are left to be
-    computed, None for all of them; what was found, None where nothing was looked up).
+    computed, None for all of them; what was found, or why nothing was looked up).
     """
     kept, is_left = _kept_columns(inputs, content)
     if not is_left:
-        return None, None
+        return None, declined("padding that is not on the left", inputs)
     is_plain = not content.by_position and has_plain_positions(content, kept, [0] * content.shape[0])
     if not is_plain and content.positions is None:
-        return None, None  # a model that counts padding in: a token's place depends on its neighbours' length
+        # A token's place depends on its neighbours' length.
+        return None, declined("padding, which this model counts as places", inputs)
     root = rows.pool.prefixes.index.root((*root_keys(model, cache.salt), *content.keys), 1 if is_plain else WIDE)
     rows.tokens.root = root
-    if why_whole(inputs) is not None:
-        return None, None
+    whole = why_whole(inputs)
+    if whole is not None:
+        return None, declined(whole, inputs)
     prompts = Prompts(rows, root, content, kept, int(inputs["logits_to_keep"]))
-    admission = Admission(root, prompts.items, prompts.matches)
+    admission = Admission(root, prompts.items, prompts.matches, prompts.ends)
     try:
         pieces = _Pieces(cache, model, inputs, content, prompts.lengths)
         tail = _tail(model, content, prompts, pieces)

@@ -1,0 +1,65 @@
+"""Why a match ended, noted in the moment in which it did: soon after, the prompt itself is published, and what had been
+missing is there.
+"""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass, replace
+from itertools import islice
+
+from hfpaged.block_table import GONE
+from hfpaged.common_runs import common_length
+from hfpaged.prefix_index import Match, PrefixBlock, PrefixIndex, Root
+
+# Of the blocks that go on behind the match, so many of the newest are compared.
+COMPARED = 256
+
+
+@dataclass(frozen=True)
+class MatchEnd:
+    """Where and at what a match of at most `limit` tokens ended, `known` of which can be used.
+
+    `lost`: there are blocks with the next tokens, but they cannot be used, because they were evicted (`evicted_at`) or
+    (None) had left their windows. `nearest`: the known block that goes on most like the prompt, for `common` tokens
+    from the last full block on. At `time` the blocks up to number `num_created` were known.
+    """
+
+    known: int
+    limit: int
+    num_created: int
+    time: float
+    lost: bool = False
+    evicted_at: float | None = None
+    nearest: PrefixBlock | None = None
+    common: int = 0
+
+
+def match_end(index: PrefixIndex, root: Root, items: array[int], limit: int, match: Match) -> MatchEnd:
+    """The end of `match`, the longest known prefix of `items` (`root.width` numbers each); changes nothing."""
+    end = MatchEnd(match.length(index.block_size), limit, index.num_created, index.clock())
+    if end.known >= limit:
+        return end
+    if match.lost:
+        return replace(end, lost=True, evicted_at=_first_eviction(match.lost))
+    start = len(match.blocks) * index.block_size
+    rest = items[start * root.width : min(limit, start + index.block_size) * root.width]
+    parent = match.blocks[-1] if match.blocks else index.settled(root)
+    nearest, common = _nearest(parent, rest, root.width)
+    if nearest is not None and common * root.width == len(rest) and GONE in nearest.blocks:
+        end = replace(end, lost=True, evicted_at=nearest.evicted_at)
+    return replace(end, nearest=nearest, common=common)
+
+
+def _first_eviction(lost: list[PrefixBlock]) -> float | None:
+    return next((entry.evicted_at for entry in lost if entry.evicted_at is not None), None)
+
+
+def _nearest(parent: PrefixBlock | Root, rest: array[int], width: int) -> tuple[PrefixBlock | None, int]:
+    """The block behind `parent` that begins most like `rest`, among equals the newest, and with how many tokens."""
+    best, most = None, -1
+    for child in islice(reversed(parent.children.values()), COMPARED):
+        length = common_length(child.items, rest) // width if child.items[0] == rest[0] else 0
+        if length > most:
+            best, most = child, length
+    return best, max(most, 0)
