@@ -25,7 +25,8 @@ _KINDS = (
     ("user name", r"\b[\w.+-]+@[\w-]+\.[\w.-]+\b"),
     ("user name", rf"\b(?:user[ _-]?(?:name|id)|login|name)(?: is|:| ?=) ?{_QUOTE}?(?P<piece>[\w.-]+(?: {_NAME})?)"),
     ("user name", rf"\b(?:user|account|client)(?::| ?=) ?{_QUOTE}?(?P<piece>[\w.-]+){_QUOTE}?(?=\s*(?:$|{_END}))"),
-    ("user name", rf"\b(?:user|customer|client|hello|hi|dear|i am|i'm|called|named)[:,]? {_QUOTE}?(?P<piece>{_NAME})"),
+    ("user name", rf"\b(?:user|customer|client) {_QUOTE}?(?P<piece>{_NAME})"),
+    ("user name", rf"\b(?:hello|hi|dear|i am|i'm|called|named)[:,]? {_QUOTE}?(?P<piece>{_NAME})"),
     ("number", r"(?<![\w.])[-+]?\d+(?:[.,]\d+)*(?!\w)"),
 )  # fmt: skip
 _PATTERNS = [(kind, re.compile(pattern, re.IGNORECASE)) for kind, pattern in _KINDS]
