@@ -57,9 +57,11 @@ def _first_eviction(lost: list[PrefixBlock]) -> float | None:
 
 def _nearest(parent: PrefixBlock | Root, rest: array[int], width: int) -> tuple[PrefixBlock | None, int]:
     """The block behind `parent` that begins most like `rest`, among equals the newest, and with how many tokens."""
-    best, most = None, -1
+    best, most = next(reversed(parent.children.values()), None), 0
     for child in islice(reversed(parent.children.values()), COMPARED):
-        length = common_length(child.items, rest) // width if child.items[0] == rest[0] else 0
-        if length > most:
-            best, most = child, length
-    return best, max(most, 0)
+        if most * width == len(rest):
+            break
+        if child.items[most * width] == rest[most * width]:  # else it cannot be better than the best so far
+            length = common_length(child.items, rest) // width
+            best, most = (child, length) if length > most else (best, most)
+    return best, most
