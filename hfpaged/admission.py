@@ -46,8 +46,9 @@ class Admission:
         """Why each row's match ended where it did; its blocks may be gone, or its own tokens known, by now."""
         index = pool.prefixes.index
         with pool.changing():
-            rows = list(zip(self.items, self.ends, self.hits, strict=True))
-            facts = [explain_match(index, self.root, items, end, hits) for items, end, hits in rows]
+            hits = self.hits or [0] * len(self.items)  # none where the pool had no room for what was found
+            rows = list(zip(self.items, self.ends, hits, strict=True))
+            facts = [explain_match(index, self.root, items, end, hit) for items, end, hit in rows]
         return [row.with_texts(tokenizer) for row in facts]
 
 

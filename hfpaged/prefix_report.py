@@ -8,6 +8,7 @@ from dataclasses import dataclass
 _KEY_NAMES = {
     "adapter": "with another adapter, or with none",
     "autocast": "under another autocast dtype",
+    "device": "on another device",
     "model": "for other weights of the model",
     "salt": "under another salt",
     "width": "with other inputs besides the tokens",
@@ -72,7 +73,7 @@ class PrefixReport:
         "evicted": at `evicted_at` (seconds since 1970) a block had to make room; `lost_tokens` more would be known;
         "left window": the next tokens are known, but not those that the windows of some layers show;
         "other key": `other_tokens` are known for other extra keys, which differ in `differing_keys` ("salt",
-            "adapter", "model", "autocast", "width"), whose values are not told;
+            "adapter", "model", "device", "autocast", "width", "input:" and a name), whose values are not told;
         "differs": see `difference`.
 
     It tells about prompts of everybody on the pool, if not their salts: it is for whoever runs them, not for tenants.
@@ -109,7 +110,7 @@ class PrefixReport:
         if self.reason == "evicted":
             return (
                 f"{self.lost_tokens} more were known until a block was evicted at {_clock(self.evicted_at)}; "
-                "a larger pool keeps them longer"
+                "a larger pool keeps them longer, pin_prefix() for good"
             )
         if self.reason == "left window":
             return (
@@ -117,7 +118,8 @@ class PrefixReport:
                 "prompt needs what had left the window before"
             )
         if self.reason == "other key":
-            how = " and ".join(_KEY_NAMES.get(kind, f"with another {kind}") for kind in self.differing_keys)
+            names = (_KEY_NAMES.get(kind, f"with other {kind.removeprefix('input:')}") for kind in self.differing_keys)
+            how = " and ".join(names)
             return f"{self.other_tokens} are known {how}, which is never shared"
         if self.reason == "below block size":
             what = f"the {left} behind them fill" if self.known_tokens else "they fill"
