@@ -46,10 +46,10 @@ def differing_pieces(here: str, known: str) -> Pieces:
     """The whole words, dates, names ... in which two texts first differ."""
     pairs = enumerate(zip(here, known, strict=False))
     place = next((at for at, (first, second) in pairs if first != second), min(len(here), len(known)))
-    for kind, pattern in _PATTERNS:
-        first, second = _piece(pattern, here, place), _piece(pattern, known, place)
-        if kind != "number" and first and second and first != second:
-            return Pieces(first, second, kind)
+    for name, pattern in _PATTERNS:
+        pieces = _piece(pattern, here, place), _piece(pattern, known, place)
+        if name != "number" and pieces[0] and pieces[1] and pieces[0] != pieces[1]:
+            return Pieces(pieces[0], pieces[1], name)
     (first, kind), (second, other) = _first_kind(here, place), _first_kind(known, place)
     if first == second:  # a piece that ends where the texts begin to differ
         return Pieces(_word(here, place), _word(known, place), None)
