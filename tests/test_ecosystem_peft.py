@@ -232,6 +232,19 @@ def test_equal_rows_under_different_adapters_stay_apart(model):
     assert paged(model, inputs=inputs, adapter_names=one) == wanted
 
 
+def test_a_batch_of_several_adapters_shares_no_prefixes(model):
+    """What one row computed under its adapter is found neither by the rows beside it nor by the next batch."""
+    pool = hfpaged.PagedCache(model, num_blocks=99).pool
+    inputs = {name: given.repeat(2, 1) for name, given in tiny_models.prompts([50]).items()}
+    for names in ([FIRST, SECOND], [SECOND, FIRST], [FIRST, "__base__"], [FIRST, SECOND]):
+        wanted = generate(model, DynamicCache(config=model.config), inputs, adapter_names=names)
+        cache = hfpaged.PagedCache(model, pool=pool)
+        assert generate(model, cache, inputs, adapter_names=names) == wanted
+    wanted = generate(model, DynamicCache(config=model.config), inputs)
+    assert generate(model, hfpaged.PagedCache(model, pool=pool), inputs) == wanted
+    pool.check_integrity()
+
+
 # Names
 
 
