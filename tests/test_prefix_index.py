@@ -52,7 +52,7 @@ TOKENS = ids(*range(100, 114))
         (11, ([7, 8], 3)),
         (12, ([7, 8, 9], 0)),
         (14, ([7, 8, 9], 0)),
-    ],  # fmt: skip
+    ],
 )
 def test_the_longest_known_prefix_up_to_a_limit(limit, expected):
     index = index_of()
@@ -208,7 +208,8 @@ def test_with_several_groups_a_block_is_gone_with_its_last_one():
     index = index_of([None, 6])
     (entry,) = published(index, TOKENS, [[0, 1]])
     index.forget(0)
-    assert (entry.is_gone, entry.evicted_at) == (False, None)
+    assert not entry.is_gone
+    assert entry.evicted_at is not None  # of one group: what needs it cannot be used any more
     index.forget(1)
     assert entry.is_gone
     assert index.counts.evictions == 2
