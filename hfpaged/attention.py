@@ -44,7 +44,7 @@ def paged_attention(
         reason = _why_dense(key.step, query, attention_mask, dropout, kwargs)
         if reason is None:
             assert isinstance(attention_mask, LazyMask)
-            return _paged(module, key.step, query, attention_mask.window, scaling, kwargs), None
+            return _paged(module, key.step, query, _window(key.step, attention_mask), scaling, kwargs), None
         _count(reason, module)
     return _dense(module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **kwargs)
 
@@ -62,9 +62,10 @@ def _why_dense(
         return "output_attentions"
     if query.requires_grad:
         return "gradients"
-    if not step.step.is_contiguous or query.shape[2] != step.key.shape[2] or query.shape[3] != step.key.shape[3]:
+    fits = query.shape[2] == step.key.shape[2] or mask.is_of_last_query(step.rows)
+    if not step.step.is_contiguous or not fits or query.shape[3] != step.key.shape[3]:
         return "padding inside of a row, or queries of another shape than the keys"
-    if step.window is not None and step.sees_more(mask.window):
+    if step.sees_more(mask.window) and not step.step.is_decode:
         return "a mask that sees more than the window that the cache keeps"
     if step.rows.late_padding:
         return "padding behind the tokens of a row"  # its outputs would be those of tokens; we compute none
@@ -73,20 +74,26 @@ def _why_dense(
     return None
 
 
+def _window(step: LayerStep, mask: LazyMask) -> int | None:
+    """The window of the mask, but no more than the cache still shows (Moshi masks without one)."""
+    return step.window if step.sees_more(mask.window) else mask.window
+
+
 def _paged(
     module: nn.Module, step: LayerStep, query: Tensor, window: int | None, scaling: float | None, kwargs: dict[str, Any]
 ) -> Tensor:
     batch, num_heads, length, dim = query.shape
     scale = dim**-0.5 if scaling is None else scaling
     softcap, sinks = _heeded(module, kwargs.get("softcap"), kwargs.get("s_aux"))
-    if step.step.is_first and softcap is None and sinks is None and (window is None or length <= window):
+    whole = length == step.key.shape[2]
+    if step.step.is_first and whole and softcap is None and sinks is None and (window is None or length <= window):
         return _first_prefill(module, step, query, scale)
     flat = flat_tokens(query)
     meta, store = step.step, step.store
     if flat.device.type != "cpu":  # kernels for GPUs want one dtype; those for CPUs widen as they read
         flat = flat.to(store.key.dtype)
     options: dict[str, Any] = {"scale": scale, "window": window, "softcap": softcap, "sinks": sinks}
-    if meta.is_decode:
+    if meta.is_decode or not whole:  # one query for each row: its last one
         out = _decode(flat, store, meta, options)
     else:
         out = kernels.prefill(

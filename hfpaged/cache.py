@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,11 +21,13 @@ from hfpaged.explain import Decoder
 from hfpaged.kv_format import KVFormat, resolve_format
 from hfpaged.kv_pool import CacheStats, KVPool
 from hfpaged.layer_groups import group_layers
+from hfpaged.pageable import why_refused, windows_of
 from hfpaged.paged_layer import PagedLayer
 from hfpaged.prefix_report import PrefixReport
 from hfpaged.prefix_sharing import are_those_of, begin_batch, root_keys, why_not_shared
 from hfpaged.rows import Rows
-from hfpaged.step_plan import plan_step
+from hfpaged.state_layer import paged_layer
+from hfpaged.step_plan import has_padding, plan_step
 
 
 class PagedCache(DynamicCache):
@@ -71,14 +74,12 @@ class PagedCache(DynamicCache):
         config = _config_of(model, config)
         self._is_encoder_decoder = bool(getattr(config, "is_encoder_decoder", False))
         if model is not None and self._is_encoder_decoder:
-            raise UnsupportedModelError(_WRAP)
+            raise UnsupportedModelError(compat.WRAP)
+        refusal = why_refused(config, None if model is None else type(model))
+        if refusal is not None:
+            raise UnsupportedModelError(refusal.reason)
         layers = compat.default_layers(config)
-        windows = {i: window for i, layer in enumerate(layers) for ok, window in [compat.pageable_window(layer)] if ok}
-        if not windows:
-            raise UnsupportedModelError(
-                f"{type(config).__name__}: none of the {len(layers)} layers keeps plain keys and values, so there is "
-                "nothing to page; use the cache that the model makes itself"
-            )
+        windows = windows_of(config, layers)
         if pool is None:
             pool = KVPool(
                 group_layers(windows), block_size=block_size, kv_format=resolve_format(kv_dtype),
@@ -100,7 +101,7 @@ class PagedCache(DynamicCache):
         """Put paged layers in the places of the pageable ones; the others stay transformers' own."""
         for group_index, group in enumerate(rows.pool.groups):
             for place, index in enumerate(group.layers):
-                layers[index] = PagedLayer(rows, group_index, place)
+                layers[index] = paged_layer(rows, group_index, place, layers[index])
         Cache.__init__(self, layers=layers)
         self._rows = rows
         self._admission: Admission | Declined | None = None
@@ -116,7 +117,7 @@ class PagedCache(DynamicCache):
 
     @property
     def _own_layers(self) -> list[Any]:
-        return [layer for layer in self.layers if not isinstance(layer, PagedLayer)]
+        return [own for layer in self.layers if (own := _own(layer)) is not None]
 
     @property
     def _is_user_defined(self) -> bool:
@@ -127,7 +128,7 @@ class PagedCache(DynamicCache):
         # generate() sets this on the cache that its user passed: the one moment to see an encoder-decoder that
         # got a bare cache, in which self and cross attention would overwrite each other in silence.
         if self._is_encoder_decoder:
-            raise UnsupportedModelError(_WRAP)
+            raise UnsupportedModelError(compat.WRAP)
         self.__dict__["_is_user_defined"] = value
         self._undo_interrupted()
         self._may_have_changed = True
@@ -144,26 +145,33 @@ class PagedCache(DynamicCache):
             )
         return self.layers[layer_idx].update(key_states, value_states, *args, **kwargs)
 
-    def expect(self, inputs: Mapping[str, Any], model: PreTrainedModel) -> dict[str, Any] | None:
+    def expect(
+        self, inputs: Mapping[str, Any], model: PreTrainedModel, *, stores_padding: bool = False
+    ) -> dict[str, Any] | None:
         """What the next step brings, told before its first key by the arguments of the model's forward: padding,
-        which is not stored, rows that are equal, which are stored once, and tokens that are known already. Patched
-        models call it. Returns the arguments of what is left to be computed, None where that is everything.
+        which is not stored (unless `stores_padding`), rows that are equal, which are stored once, and tokens that are
+        known already. Patched models call it. Returns the arguments of what is left to be computed, None where that
+        is everything.
 
         Raises CacheMismatchError when the mask asks for positions that were padding when they were computed.
         """
         self._undo_interrupted()
         self._rows.expect(None)  # whatever the plan says, the step before is over
-        left = self._share(inputs, model)
-        self._rows.expect(plan_step(self._rows, left or inputs))
+        left = self._share(inputs, model, not (stores_padding and has_padding(inputs)))
+        plan = plan_step(self._rows, left or inputs)
+        self._rows.expect(replace(plan, kept=None) if plan and stores_padding else plan)
         return left
 
-    def _share(self, inputs: Mapping[str, Any], model: PreTrainedModel) -> dict[str, Any] | None:
+    def _share(self, inputs: Mapping[str, Any], model: PreTrainedModel, may_share: bool) -> dict[str, Any] | None:
         """Let empty rows begin with what is known of their prompts, and note what tokens the step brings."""
         if not self._shares_prefixes:
             return None
         rows, tokens = self._rows, self._rows.tokens
-        content = None if self._own_layers else read_content(inputs)
-        reason = _OWN_STATE if self._own_layers else why_not_shared(model, inputs, content)
+        content = None if self._own_layers or not may_share else read_content(inputs)
+        if self._own_layers:
+            reason: str | None = _OWN_STATE
+        else:
+            reason = why_not_shared(model, inputs, content) if may_share else _STORED_PADDING
         left = None
         if not rows.length:
             tokens.root = None
@@ -285,7 +293,7 @@ class PagedCache(DynamicCache):
         memo[id(self)] = child
         child._is_encoder_decoder, child.salt = self._is_encoder_decoder, self.salt
         child._shares_prefixes = self._shares_prefixes
-        own = [None if isinstance(layer, PagedLayer) else copy.deepcopy(layer, memo) for layer in self.layers]
+        own = [copy.deepcopy(_own(layer), memo) for layer in self.layers]
         child._adopt(self._rows.fork(), own)
         child._admission = self._admission
         for new, old in zip(child.layers, self.layers, strict=True):
@@ -303,12 +311,13 @@ class PagedCache(DynamicCache):
 
 
 _OWN_STATE = "layers with a state of their own, recurrent ones say, which does not lie in blocks"
+_STORED_PADDING = "a model whose attention looks at padding, which is stored for it"
 _NOT_TOLD = "no patched model told this cache its tokens; make it of a model, PagedCache(model), not of a config"
-_WRAP = (
-    "an encoder-decoder keeps two caches: pass "
-    "EncoderDecoderCache(PagedCache(config=config), DynamicCache(config=config)) "
-    "with config = model.config.get_text_config(decoder=True)"
-)
+
+
+def _own(layer: Any) -> Any | None:
+    """What of a layer is transformers' own: all of it, the state beside paged keys and values, or nothing."""
+    return layer.own if isinstance(layer, PagedLayer) else layer
 
 
 def _config_of(model: nn.Module | None, config: PreTrainedConfig | None) -> PreTrainedConfig:

@@ -14,6 +14,7 @@ from hfpaged.errors import HfpagedError
 # `hfpaged --help` imports none of them: torch and transformers alone take seconds.
 COMMANDS = {
     "demo": "chat with a small model, with and without paged KV memory, and compare",
+    "support": "whether a model works with PagedCache, how fast, and why",
     "bench": "measure speed and KV memory against plain transformers",
 }
 
@@ -21,6 +22,7 @@ EXAMPLES = """\
 examples:
   hfpaged demo                                   a small model, fetched on the first run
   hfpaged demo --model ./my-model --device cuda  your own model
+  hfpaged support gemma3_text                    whether a model works, from its config alone
   hfpaged bench --help                           what can be measured
 """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import sys
@@ -11,13 +12,12 @@ from typing import Any
 import transformers
 from packaging.version import Version
 from torch import nn
-from transformers import AttentionInterface, DynamicCache, PreTrainedConfig, PreTrainedModel
-from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+from transformers import AttentionInterface, DynamicCache, PreTrainedConfig, PreTrainedModel, cache_utils
+from transformers.cache_utils import CacheLayerMixin
 from transformers.generation import utils as generation_utils
 from transformers.masking_utils import (
     ALL_MASK_ATTENTION_FUNCTIONS,
     AttentionMaskInterface,
-    causal_mask_function,
 )
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import output_capturing
@@ -25,6 +25,11 @@ from transformers.utils import output_capturing
 from hfpaged.errors import UnsupportedModelError
 
 ATTENTION_NAME = "hfpaged"
+WRAP = (
+    "an encoder-decoder keeps two caches: pass "
+    "EncoderDecoderCache(PagedCache(config=config), DynamicCache(config=config)) "
+    "with config = model.config.get_text_config(decoder=True)"
+)
 
 
 @functools.cache
@@ -49,14 +54,31 @@ def sdpa_knows_softcap() -> bool:
 
 def default_layers(config: PreTrainedConfig) -> list[Any]:
     """The layers of transformers' own cache for this model, in order."""
-    return list(DynamicCache(config=config).layers)
+    layers = list(DynamicCache(config=config).layers)
+    return layers + _layers_of_loops(config.get_text_config(decoder=True), layers)
+
+
+def _layers_of_loops(config: PreTrainedConfig, layers: list[Any]) -> list[Any]:
+    """Dory runs some layers several times, each time with a cache of its own, which it appends to the list: copies
+    of layers, which cannot be made of ours. It leaves a list alone that is long enough.
+    """
+    loops = getattr(config, "n_recurrent_loops", 1)
+    if config.model_type != "dory" or config.recurrent_kv_cache_mode != "per_loop":
+        return []
+    start = config.n_input_layers
+    return copy.deepcopy(layers[start : start + config.n_recurrent_layers] * (loops - 1))
+
+
+# Classes of layers by name: those of 5.17 are fewer. A class that is not here may keep its keys in a way of its own.
+_FULL = ("DynamicLayer", "DynamicIndexedLayer", "LinearAttentionAndFullAttentionLayer")
+_SLIDING = ("DynamicSlidingWindowLayer", "LinearAttentionAndSlidingWindowAttentionLayer")
 
 
 def pageable_window(layer: Any) -> tuple[bool, int | None]:
     """(whether we can page this layer of transformers' cache, its window or None)."""
-    if type(layer) is DynamicLayer:
+    if _is_one_of(layer, _FULL):
         return True, None
-    if type(layer) is DynamicSlidingWindowLayer:
+    if _is_one_of(layer, _SLIDING):
         return True, int(layer.sliding_window)
     return False, None
 
@@ -115,9 +137,20 @@ def _adapter_layers(model: PreTrainedModel) -> Iterator[Any]:
                 yield module
 
 
-def can_set_attention(model: PreTrainedModel) -> bool:
-    """Whether the model's attention goes through transformers' registry; where not, its own code must stay."""
-    return bool(model._can_set_attn_implementation())
+def chunk_size(config: PreTrainedConfig) -> int | None:
+    """Of the layers whose queries see their own chunk of the context only; None where there are none."""
+    text = config.get_text_config(decoder=True)
+    kinds = getattr(text, "layer_types", None) or ()
+    return int(text.attention_chunk_size) if "chunked_attention" in kinds else None
+
+
+def holds_keys(layer: Any) -> bool:
+    """Whether a layer of transformers' cache holds keys and values, of whatever kind."""
+    return isinstance(layer, CacheLayerMixin)
+
+
+def _is_one_of(layer: Any, names: tuple[str, ...]) -> bool:
+    return any(type(layer) is getattr(cache_utils, name, None) for name in names)
 
 
 def longest_with_same_positions(config: PreTrainedConfig) -> int | None:
@@ -162,9 +195,12 @@ def attention_of(config: PreTrainedConfig) -> str:
 
 
 def configs_of(model: PreTrainedModel) -> list[PreTrainedConfig]:
-    """The configs in which the models inside `model` look up their attention, each once."""
-    found = {id(m.config): m.config for m in model.modules() if isinstance(m, PreTrainedModel)}
-    return list(found.values())
+    """The configs in which the models inside `model` look up their attention, each once; but for those whose
+    attention does not go through transformers' registry: its own code must stay.
+    """
+    parts = [m for m in model.modules() if isinstance(m, PreTrainedModel)]
+    fixed = {id(m.config) for m in parts if not m._can_set_attn_implementation()}
+    return list({id(m.config): m.config for m in parts if id(m.config) not in fixed}.values())
 
 
 def set_attention(config: PreTrainedConfig, name: str) -> None:
@@ -204,27 +240,3 @@ def collects_attentions() -> bool:
     """
     collected = output_capturing._active_collector.get()
     return collected is not None and any(key.endswith("attentions") for key in collected)
-
-
-def mask_window(mask_function: Callable[..., Any]) -> tuple[bool, int | None]:
-    """(whether a mask function is plain causal or causal with a window, that window or None).
-
-    transformers composes masks of closures; what is not known here by name is left to the dense path.
-    """
-    if mask_function is causal_mask_function:
-        return True, None
-    parts = _closure(mask_function).get("mask_functions")
-    if parts is None or "and_masks" not in mask_function.__qualname__ or len(parts) != 2:
-        return False, None
-    overlay, causal = parts
-    if causal is causal_mask_function and overlay.__qualname__.startswith("sliding_window_overlay."):
-        return True, int(_closure(overlay)["sliding_window"])
-    return False, None
-
-
-def _closure(function: Callable[..., Any]) -> dict[str, Any]:
-    names = getattr(function, "__code__", None)
-    cells = getattr(function, "__closure__", None)
-    if names is None or not cells:
-        return {}
-    return dict(zip(names.co_freevars, (cell.cell_contents for cell in cells), strict=True))

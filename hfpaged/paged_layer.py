@@ -61,6 +61,7 @@ class PagedLayer(CacheLayerMixin):
     """The layer at `place` of layer group number `group_index`. Lengths live in the rows that all layers share."""
 
     is_croppable = True
+    own: Any | None = None  # transformers' layer for what the model keeps here beside keys and values
 
     def __init__(self, rows: Rows, group_index: int, place: int) -> None:
         self.group: LayerGroup = rows.pool.groups[group_index]

@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 
 from hfpaged import attention_origin, compat
 from hfpaged.attention import paged_attention
+from hfpaged.attention_code import stores_padding, switchable_configs
 from hfpaged.errors import UnsupportedModelError
 from hfpaged.mask import paged_mask
 
@@ -98,14 +99,14 @@ def patched(model: Model, *, default: bool = False) -> Iterator[Model]:
 
 def _install(model: PreTrainedModel) -> _Patch:
     done = _Patch()
-    if compat.can_set_attention(model):
-        compat.register_attention(paged_attention, paged_mask)
-        for config in compat.configs_of(model):
-            attention_origin.remember(config)
-            compat.set_attention(config, compat.patched_name(attention_origin.origin(config)))
-            done.configs.append(config)
+    keeps_padding = stores_padding(model)
+    compat.register_attention(paged_attention, paged_mask)
+    for config in switchable_configs(model):
+        attention_origin.remember(config)
+        compat.set_attention(config, compat.patched_name(attention_origin.origin(config)))
+        done.configs.append(config)
     names = tuple(inspect.signature(model.forward).parameters)
-    before = functools.partial(_before_forward, names)
+    before = functools.partial(_before_forward, names, keeps_padding)
     done.hooks.append(model.register_forward_pre_hook(before, with_kwargs=True))
     done.hooks.append(model.register_forward_hook(_AfterForward(names), with_kwargs=True, always_call=True))
     return done
@@ -122,14 +123,15 @@ def _paged_cache(names: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str
 
 @torch.compiler.disable
 def _before_forward(
-    names: tuple[str, ...], module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    names: tuple[str, ...], keeps_padding: bool, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
     """Tells the cache what comes; the forward gets what of it is not known yet."""
     cache, named = _paged_cache(names, args, kwargs)
     if cache is None:
         return None
     adapters = compat.row_adapters(module)  # equal rows under different adapters have different keys
-    left = cache.expect(named if adapters is None else named | {"adapter_names": adapters}, module)
+    named = named if adapters is None else named | {"adapter_names": adapters}
+    left = cache.expect(named, module, stores_padding=keeps_padding)
     return None if left is None else ((), left)
 
 

@@ -30,6 +30,12 @@ def plan_step(rows: Rows, inputs: Mapping[str, Any]) -> StepPlan | None:
     return StepPlan(kept, _first_equal_rows(inputs, kept))
 
 
+def has_padding(inputs: Mapping[str, Any]) -> bool:
+    """Whether the `attention_mask` of a forward's arguments holds any."""
+    mask = inputs.get("attention_mask")
+    return isinstance(mask, Tensor) and not bool(mask.all())
+
+
 def _kept(rows: Rows, attention_mask: Tensor | None) -> Bools | None:
     """The part of the mask for the new positions, where it holds any padding."""
     if not isinstance(attention_mask, Tensor) or attention_mask.ndim != 2:

@@ -91,7 +91,7 @@ def make(name: str, attention: str | None = None, **changes: Any) -> PreTrainedM
     model = AutoModelForCausalLM.from_config(
         config, **({} if attention is None else {"attn_implementation": attention})
     )
-    return _with_large_weights(model)
+    return with_large_weights(model)
 
 
 @functools.cache
@@ -104,10 +104,10 @@ def make_t5() -> PreTrainedModel:
     """An encoder-decoder."""
     torch.manual_seed(0)
     sizes = {"vocab_size": VOCAB, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4}
-    return _with_large_weights(T5ForConditionalGeneration(T5Config(**sizes, decoder_start_token_id=0)))
+    return with_large_weights(T5ForConditionalGeneration(T5Config(**sizes, decoder_start_token_id=0)))
 
 
-def _with_large_weights(model: PreTrainedModel) -> PreTrainedModel:
+def with_large_weights(model: PreTrainedModel) -> PreTrainedModel:
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for name, parameter in model.named_parameters():

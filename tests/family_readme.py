@@ -1,0 +1,96 @@
+"""Writes what became of every model family into README.md: `python tests/family_readme.py`.
+
+With `--measure` all families are measured anew first, which takes a few minutes, and `family_results.json` is written.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+README = Path(__file__).parent.parent / "README.md"
+RECORD = Path(__file__).parent / "family_results.json"
+BEGIN, END = "<!-- families:begin -->", "<!-- families:end -->"
+HEADINGS = {
+    "fast": "fast: our kernels read the blocks in every layer that has keys and values",
+    "correct": "correct: some layers get their keys and values as dense views, the tokens are the same",
+    "refused": "refused with `UnsupportedModelError`",
+    "no cache": "no keys and values to page",
+}
+
+
+def recorded() -> dict[str, Any]:
+    """{"transformers": version, "families": {model type: {"outcome", "reasons"}}}."""
+    record: dict[str, Any] = json.loads(RECORD.read_text())
+    return record
+
+
+def generated(record: dict[str, Any]) -> str:
+    """The part of the README between the markers."""
+    families = record["families"]
+    count = Counter(family["outcome"] for family in families.values())
+    with_keys = len(families) - count["no cache"]
+    works = count["fast"] + count["correct"]
+    lines = [
+        f"Of the {len(families)} model types that AutoModelForCausalLM of transformers {record['transformers']} knows, "
+        f"{with_keys} have keys and values. {works} of these ({works / with_keys:.1%}) generate the same tokens with a "
+        f"PagedCache as with their own cache: greedy, padded, sampled and by beams, patched and unpatched; "
+        f"{count['fast']} ({count['fast'] / with_keys:.1%}) through our kernels in all of those layers. Each was built "
+        "tiny, with random weights, prompts longer than its windows, and no pictures.",
+        "",
+        *(f"- {count[outcome]} {heading}" for outcome, heading in HEADINGS.items()),
+        "",
+    ]
+    for outcome in HEADINGS:
+        lines += _details(outcome, {name: f for name, f in families.items() if f["outcome"] == outcome})
+    return "\n".join(lines)
+
+
+def _details(outcome: str, families: dict[str, Any]) -> list[str]:
+    if outcome == "fast":
+        names = ", ".join(sorted(families))
+        return ["<details>", f"<summary>{outcome}: {len(families)}</summary>", "", names, "", "</details>"]
+    lines = ["<details>", f"<summary>{outcome}: {len(families)}, and why</summary>", ""]
+    lines += [f"- {name}: {'; '.join(family['reasons'])}" for name, family in sorted(families.items())]
+    return [*lines, "", "</details>"]
+
+
+def with_families(readme: str, part: str) -> str:
+    """`readme` with `part` between its markers. Raises ValueError where it has none."""
+    before, begin, rest = readme.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"README.md needs the lines {BEGIN} and {END}")
+    return f"{before}{BEGIN}\n{part}\n{END}{after}"
+
+
+def measure_all() -> dict[str, Any]:
+    """Measure every family, one line on the screen for each."""
+    import transformers
+    from family_models import MODEL_TYPES, build, config_of
+    from family_runs import measure
+
+    from hfpaged.verdict import examine
+
+    families = {}
+    for model_type in MODEL_TYPES:
+        model = build(model_type)
+        run, verdict = measure(model), examine(config_of(model_type))
+        assert not run.faults, (model_type, run.faults)
+        families[model_type] = {"outcome": run.outcome, "reasons": list(verdict.reasons)}
+        print(model_type, run.outcome, *verdict.reasons, flush=True)
+    return {"transformers": transformers.__version__, "families": families}
+
+
+def main() -> None:
+    """Write the README, and the record first if asked to."""
+    if "--measure" in sys.argv[1:]:
+        RECORD.write_text(json.dumps(measure_all(), indent=1) + "\n")
+    README.write_text(with_families(README.read_text(), generated(recorded())))
+
+
+if __name__ == "__main__":
+    main()
