@@ -83,6 +83,8 @@ def begin_batch(
     kept, is_left = _kept_columns(inputs, content)
     if not is_left:
         return None, declined("padding that is not on the left", inputs)
+    if any(parameter.device.type == "meta" for parameter in model.parameters()):
+        return None, declined("weights that are offloaded: no fingerprint would see them change", inputs)
     is_plain = not content.by_position and has_plain_positions(content, kept, [0] * content.shape[0])
     if not is_plain and content.positions is None:
         # A token's place depends on its neighbours' length.

@@ -92,7 +92,7 @@ def test_a_spread_model_generates_what_it_did(name, spread, order, way, expected
     cache = hfpaged.PagedCache(config=model.config, num_blocks=99)
     assert generate(model, cache, **way) == wanted
     assert attention.dense_calls == before
-    if order != "unpatched" and not way:
+    if order != "unpatched" and not way and len(cache.pool.groups) == 1:  # windows let tokens go
         assert cache.stats().tokens == int(INPUTS["attention_mask"].sum()) + 3 * 7  # no padding: our hooks were called
     cache.pool.check_integrity()
     hfpaged.unpatch(model)
@@ -146,6 +146,23 @@ def test_a_default_cache_of_a_spread_model(expected, tmp_path):
         output = model.generate(**INPUTS, max_new_tokens=8, do_sample=False, return_dict_in_generate=True)
     assert isinstance(output.get(CACHE), hfpaged.PagedCache)
     assert output.sequences.tolist() == expected("llama", {})
+
+
+def test_offloaded_weights_share_no_prefixes():
+    """They are in no fingerprint: other weights in their place would find keys that are not theirs."""
+    models = [tiny_models.make("llama"), tiny_models.make("llama")]
+    with torch.no_grad():
+        models[1].model.layers[0].self_attn.v_proj.weight.neg_()
+    inputs = tiny_models.prompts([50])
+    wanted = [model.generate(**inputs, max_new_tokens=8, do_sample=False).tolist() for model in models]
+    assert wanted[0] != wanted[1]
+    pool = hfpaged.PagedCache(models[0], num_blocks=99).pool
+    for model, tokens in zip(models, wanted, strict=True):
+        accelerate.cpu_offload(model, "cpu")
+        for _ in range(2):
+            cache = hfpaged.PagedCache(model, pool=pool)
+            assert model.generate(**inputs, max_new_tokens=8, do_sample=False, **{CACHE: cache}).tolist() == tokens
+    pool.check_integrity()
 
 
 # Two devices
