@@ -167,8 +167,9 @@ class PagedCache(DynamicCache):
         if not self._shares_prefixes:
             return None
         rows, tokens = self._rows, self._rows.tokens
-        content = None if self._own_layers or not may_share else read_content(inputs)
-        if self._own_layers:
+        has_state = any(compat.keeps_state(layer) for layer in self._own_layers)
+        content = None if has_state or not may_share else read_content(inputs)
+        if has_state:
             reason: str | None = _OWN_STATE
         else:
             reason = why_not_shared(model, inputs, content) if may_share else _STORED_PADDING
@@ -200,10 +201,11 @@ class PagedCache(DynamicCache):
         child = object.__new__(PagedCache)
         child._is_encoder_decoder, child.salt = self._is_encoder_decoder, self.salt
         child._shares_prefixes = self._shares_prefixes
-        child._adopt(Rows(self.pool, self._rows.tokens.publishes), [None] * len(self.layers))
+        child._adopt(Rows(self.pool, self._rows.tokens.publishes), [_own(layer) for layer in self.layers])
         child._is_beside, child._rows.records_past = True, True
         for new, old in zip(child.layers, self.layers, strict=True):
-            new.share_store(old)
+            if isinstance(new, PagedLayer):
+                new.share_store(old)
         return child, child._rows
 
     def end_step(self, completed: bool) -> None:

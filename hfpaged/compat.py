@@ -13,7 +13,7 @@ import transformers
 from packaging.version import Version
 from torch import nn
 from transformers import AttentionInterface, DynamicCache, PreTrainedConfig, PreTrainedModel, cache_utils
-from transformers.cache_utils import CacheLayerMixin
+from transformers.cache_utils import CacheLayerMixin, LinearAttentionCacheLayerMixin
 from transformers.generation import utils as generation_utils
 from transformers.masking_utils import (
     ALL_MASK_ATTENTION_FUNCTIONS,
@@ -163,6 +163,11 @@ def longest_with_same_positions(config: PreTrainedConfig) -> int | None:
     original = [part.get("original_max_position_embeddings") for part in kinds]
     original += [getattr(text, "original_max_position_embeddings", None), text.max_position_embeddings]
     return int(next(length for length in original if length))
+
+
+def keeps_state(layer: Any) -> bool:
+    """Whether one of transformers' own layers holds anything: those that use the keys of other layers do not."""
+    return isinstance(layer, (CacheLayerMixin, LinearAttentionCacheLayerMixin))
 
 
 @functools.cache
