@@ -115,6 +115,15 @@ def active_adapters(model: nn.Module) -> tuple[str, ...]:
     return tuple(sorted(names))
 
 
+def adapter_scales(model: nn.Module) -> str | None:
+    """How strongly the adapters act in each layer, and where they are merged, as text; None without any."""
+    layers = _adapter_layers(transformers_model(model))
+    scales = [
+        (getattr(layer, "merged_adapters", ()), sorted(getattr(layer, "scaling", {}).items())) for layer in layers
+    ]
+    return repr(scales) if scales else None
+
+
 def row_adapters(model: nn.Module) -> tuple[str, ...] | None:
     """The adapter of each row of the forward under way, where its caller gave PEFT `adapter_names`; else None.
 

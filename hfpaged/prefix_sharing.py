@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +33,8 @@ def root_keys(model: PreTrainedModel, salt: str | None) -> tuple[ExtraKey, ...]:
     weights = weights_of(model)
     keys = [ExtraKey("model", fingerprint_of(weights, model.config.to_dict()))]
     keys += [ExtraKey("adapter", name) for name in compat.active_adapters(model)]
+    scales = compat.adapter_scales(model)
+    keys += [] if scales is None else [ExtraKey("adapter scales", hashlib.sha256(scales.encode()).hexdigest())]
     keys += [ExtraKey("device", device) for device in weights.devices]  # where blocks lie
     device = model.device.type
     if torch.is_autocast_enabled(device):

@@ -196,6 +196,21 @@ def test_adapters_are_switched_between_calls_on_one_pool(model):
     assert pool.num_free == pool.num_blocks
 
 
+def test_an_adapter_at_another_scale_finds_no_prefix(model):
+    twin = copy.deepcopy(model)
+    pool = hfpaged.PagedCache(model, num_blocks=200).pool
+    hits = []
+    for scale in (1.0, 1.0, 0.25):
+        for module in (*model.modules(), *twin.modules()):
+            if hasattr(module, "set_scale"):
+                module.set_scale(FIRST, scale)
+        before = pool.stats().prefix_hits
+        assert generate(model, hfpaged.PagedCache(model, pool=pool)) == dynamic(twin), scale
+        hits.append(pool.stats().prefix_hits - before)
+    assert hits[1] > 0
+    assert hits[0] == hits[2] == 0
+
+
 def test_one_cache_goes_on_under_another_adapter(model):
     def chat(cache):
         answer = model.generate(**INPUTS, max_new_tokens=5, do_sample=False, **{CACHE: cache})
