@@ -75,7 +75,7 @@ class PagedCache(DynamicCache):
         self._is_encoder_decoder = bool(getattr(config, "is_encoder_decoder", False))
         if model is not None and self._is_encoder_decoder:
             raise UnsupportedModelError(compat.WRAP)
-        refusal = why_refused(config, None if model is None else type(model))
+        refusal = why_refused(config, None if model is None else type(compat.transformers_model(model)))
         if refusal is not None:
             raise UnsupportedModelError(refusal.reason)
         layers = compat.default_layers(config)
