@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         IntegrityError,
         InvalidConfigError,
         OutOfBlocksError,
+        PrefixFileError,
         UnsupportedModelError,
         WindowPassedError,
     )
@@ -40,6 +41,7 @@ _HOMES = {
         "IntegrityError",
         "InvalidConfigError",
         "OutOfBlocksError",
+        "PrefixFileError",
         "UnsupportedModelError",
         "WindowPassedError",
     ),
@@ -56,6 +58,7 @@ __all__ = [
     "KVPool",
     "OutOfBlocksError",
     "PagedCache",
+    "PrefixFileError",
     "PrefixReport",
     "TokenDifference",
     "UnsupportedModelError",

@@ -26,6 +26,11 @@ def sha256(data: bytes) -> bytes:
     return hashlib.sha256(data).digest()
 
 
+def salt_key(salt: str) -> ExtraKey:
+    """Of a salt only its hash is kept, so that it stands in no file of saved prefixes."""
+    return ExtraKey("salt", sha256(salt.encode()).hex())
+
+
 def root_hash(keys: Iterable[ExtraKey], hash_function: HashFunction = sha256) -> bytes:
     """The hash that stands before the first block. The order of `keys` does not matter."""
     return hash_function(b"".join(_framed(part) for key in sorted(keys) for part in key))

@@ -64,6 +64,17 @@ class BlockPool:
         return len(self._cached)
 
     @property
+    def cached(self) -> list[int]:
+        """The cached blocks, the least recently used first."""
+        return list(self._cached)
+
+    @property
+    def num_unused(self) -> int:
+        """Blocks that can be published and cached without anything being evicted."""
+        unused = self.num_free - self.num_cached
+        return unused if self.max_cached is None else max(min(unused, self.max_cached - self.num_cached), 0)
+
+    @property
     def stats(self) -> PoolStats:
         return PoolStats(self.num_blocks, self.num_used, self._num_shared, self.num_cached)
 

@@ -95,6 +95,7 @@ class PagedCache(DynamicCache):
         self.salt, self._shares_prefixes = salt, prefix_sharing
         self._adopt(Rows(pool, publish), layers)
         if model is not None:
+            pool.models.add(model)
             patching.patch(model)
 
     def _adopt(self, rows: Rows, layers: list[Any]) -> None:

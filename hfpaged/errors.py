@@ -46,5 +46,9 @@ class AutogradError(HfpagedError, RuntimeError):
     """A gradient for keys of an earlier forward, which lie in the pool without their graph."""
 
 
+class PrefixFileError(HfpagedError, ValueError):
+    """A file of saved prefixes that is damaged, or of another model, format or block size; nothing was loaded."""
+
+
 class IntegrityError(HfpagedError, AssertionError):
     """The pool's books do not agree with what its block tables hold: a bug of hfpaged, never of its user."""

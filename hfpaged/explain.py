@@ -10,7 +10,7 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from hfpaged.block_hash import ExtraKey
+from hfpaged.block_hash import ExtraKey, salt_key
 from hfpaged.common_runs import common_length, long_runs
 from hfpaged.match_end import MatchEnd, match_end
 from hfpaged.piece_kind import differing_pieces
@@ -149,7 +149,8 @@ def _root_for(index: PrefixIndex, salt: str | None, adapter: str | None) -> Root
     """The known root of these keys that was used last, or one that nothing is known under."""
     last = index.last_root or next(iter(index.roots), None)
     keys = {key for key in last.keys if not _is_of_prompt(key)} if last else set()
-    keys |= {ExtraKey(kind, value) for kind, value in (("salt", salt), ("adapter", adapter)) if value is not None}
+    keys |= {salt_key(salt)} if salt is not None else set()
+    keys |= {ExtraKey("adapter", adapter)} if adapter is not None else set()
     fitting = (root for root in index.roots if {key for key in root.keys if key.kind != "width"} == keys)
     return next(fitting, Root(tuple(sorted({*keys, ExtraKey("width", "1")})), 1, b""))
 

@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hfpaged.block_hash import ExtraKey
+
 SAMPLES = 8  # numbers of each tensor
 # What a config says about its origin and about how the same numbers are computed.
 _IGNORED = {"_name_or_path", "transformers_version", "dtype", "torch_dtype", "_attn_implementation", "use_cache"}
@@ -46,6 +48,22 @@ def fingerprint_of(weights: Weights, config: Mapping[str, Any]) -> str:
     for alike in weights.samples:
         digest.update(torch.cat(alike).view(torch.uint8).cpu().numpy().tobytes())
     return digest.hexdigest()
+
+
+def model_keys(model: Any) -> tuple[ExtraKey, ...]:
+    """What of the extra keys a transformers model decides by itself: its fingerprint, first, and its devices, where
+    its blocks lie.
+    """
+    weights = weights_of(model)
+    fingerprint = ExtraKey("model", fingerprint_of(weights, model.config.to_dict()))
+    return fingerprint, *(ExtraKey("device", device) for device in weights.devices)
+
+
+def single_device(model: nn.Module) -> torch.device | None:
+    """Where a model computes, None for one that is spread over devices."""
+    devices = weights_of(model).devices
+    is_spread = len(devices) > 1 or len(getattr(model, "hf_device_map", None) or ()) > 1
+    return None if is_spread else torch.device(devices[0] if devices else "cpu")
 
 
 def weights_of(model: nn.Module) -> Weights:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import threading
+import weakref
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -21,9 +23,10 @@ from hfpaged.explain import Decoder, explain_prompt
 from hfpaged.kv_format import KVFormat
 from hfpaged.kv_storage import KVStorage, LayerStore
 from hfpaged.layer_groups import LayerGroup
-from hfpaged.prefix_cache import PrefixCache
-from hfpaged.prefix_index import Root
+from hfpaged.prefix_cache import PrefixCache, is_for
+from hfpaged.prefix_loading import LoadedPrefixes, load_prefixes
 from hfpaged.prefix_report import PrefixReport
+from hfpaged.prefix_saving import SavedPrefixes, save_prefixes
 
 # What a pool may take of the free memory when its user names no size. It grows as needed up to there.
 DEFAULT_SHARE = 0.5
@@ -85,7 +88,8 @@ class KVPool:
         self._memory = None if memory is None else parse_bytes(memory)
         self._has_own_size = num_blocks is not None
         self._keeps_all = True  # cached prefixes may fill the pool, which its user has sized
-        self._block_bytes: dict[int, int] = {}  # by layer
+        self.layer_stores: dict[int, list[LayerStore]] = {}  # by layer, one for each kind of key
+        self.models: weakref.WeakSet[Any] = weakref.WeakSet()  # those whose caches use it
         size = check_num_blocks(num_blocks, len(groups)) if num_blocks is not None else 0
         self.blocks = BlockPool(size)
         windows = [group.window for group in groups]
@@ -124,14 +128,14 @@ class KVPool:
         """
         items = _token_ids(input_ids)
         with self.changing():
-            root = self._root_of(salt, adapter)
+            root = self.prefixes.last_root(salt, adapter)
             return self.prefixes.pin(root, items) if root else 0
 
     def unpin_prefix(self, input_ids: Any, salt: str | None = None, adapter: str | None = None) -> bool:
         """Undo `pin_prefix`; whether the prompt was pinned."""
         items = _token_ids(input_ids)
         with self.changing():
-            pinned = [root for root in self.prefixes.pinned(items) if _is_for(root, salt, adapter)]
+            pinned = [root for root in self.prefixes.pinned(items) if is_for(root, salt, adapter)]
             for root in pinned:
                 self.prefixes.unpin(root, items)
         return bool(pinned)
@@ -140,10 +144,6 @@ class KVPool:
         """Forget the prefixes that nobody holds; how many blocks they had. Pinned ones and those in use stay."""
         with self.changing():
             return self.blocks.drop_cached()
-
-    def _root_of(self, salt: str | None, adapter: str | None) -> Root | None:
-        roots = self.prefixes.index.roots
-        return next((root for root in roots if root.width == 1 and _is_for(root, salt, adapter)), None)
 
     def __repr__(self) -> str:
         return f"KVPool({self.blocks.num_used} of {self.num_blocks} blocks of {self.block_size} tokens used)"
@@ -187,6 +187,23 @@ class KVPool:
             facts = explain_prompt(self.prefixes.index, ids, salt, adapter)
         return facts.with_texts(tokenizer)
 
+    def save_prefixes(self, path: str | os.PathLike[str]) -> SavedPrefixes:
+        """Write all published blocks into one safetensors file, for `load_prefixes` in this process or another one.
+
+        It holds token ids in clear, so only its owner can read it; salts stand in it as hashes. Other threads wait.
+
+        Raises PrefixFileError for a pool that holds a layer in two kinds, OSError where the file cannot be written.
+        """
+        return save_prefixes(self, path)
+
+    def load_prefixes(self, path: str | os.PathLike[str]) -> LoadedPrefixes:
+        """Publish the blocks of a saved file, as many as fit beside what the pool holds, the last used ones first.
+
+        Raises PrefixFileError and changes nothing for a file that was truncated or changed, or is of another model,
+        block size, KV format or layer groups, and OSError where it cannot be read.
+        """
+        return load_prefixes(self, path)
+
     def check_integrity(self) -> None:
         """Recount all blocks from scratch. Raises IntegrityError."""
         with self.changing() as manager:
@@ -199,7 +216,8 @@ class KVPool:
         Layers that have not come yet count like this one. Raises InvalidConfigError when nothing fits.
         """
         with self._lock:
-            self._block_bytes[layer] = store.block_bytes
+            known = self.layer_stores.setdefault(layer, [])
+            known[:] = [other for other in known if other is not store] + [store]
             if self._has_own_size:
                 return
             if self._memory is None:
@@ -212,7 +230,8 @@ class KVPool:
                 self.blocks.max_cached = int(self.blocks.num_blocks * CACHED_SHARE)
 
     def _bytes_of(self, group: LayerGroup, tokens: int) -> int:
-        return tokens * sum(self._block_bytes.get(layer, 0) for layer in group.layers) // self.block_size
+        stores = [self.layer_stores[layer][-1] for layer in group.layers if layer in self.layer_stores]
+        return tokens * sum(store.block_bytes for store in stores) // self.block_size
 
     def _try_reclaim(self) -> None:
         if self._lock.acquire(blocking=False):
@@ -233,11 +252,6 @@ class KVPool:
                 f"({self.block_size} tokens each); one sequence needs at least {len(self.groups)}. Give more memory"
             )
         return count
-
-
-def _is_for(root: Root, salt: str | None, adapter: str | None) -> bool:
-    adapters = [key.value for key in root.keys if key.kind == "adapter"]
-    return root.value("salt") == salt and adapters == ([] if adapter is None else [adapter])
 
 
 def _token_ids(input_ids: Any) -> array[int]:

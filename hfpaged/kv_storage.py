@@ -60,6 +60,12 @@ class LayerStore:
         with self._lock:
             kernels.copy_blocks(self.key, self.value, sources, targets)
 
+    def fill(self, part: str, blocks: list[int], contents: Tensor) -> None:
+        """Put `contents` [len(blocks), num_kv_heads, block_size, dim] into whole blocks of "key" or "value"."""
+        with self._lock, torch.no_grad():
+            stored: Tensor = getattr(self, part)
+            stored[torch.tensor(blocks, device=stored.device)] = contents.to(stored.device)
+
 
 class KVStorage:
     """The stores of all layers. A store belongs to a place in the layer groups; groups share it where their

@@ -9,7 +9,7 @@ from array import array
 from collections.abc import Iterable
 from collections.abc import Sequence as Many
 
-from hfpaged.block_hash import ExtraKey, HashFunction, sha256
+from hfpaged.block_hash import ExtraKey, HashFunction, salt_key, sha256
 from hfpaged.block_manager import BlockManager
 from hfpaged.block_table import GONE
 from hfpaged.errors import IntegrityError
@@ -96,6 +96,11 @@ class PrefixCache:
         chains = [sequence.chain for (_, raw), sequence in self._pins.items() if raw == items.tobytes()]
         return [chain.root for chain in chains if chain is not None]
 
+    def last_root(self, salt: str | None, adapter: str | None) -> Root | None:
+        """The root of plain tokens for this salt and this adapter that was used last."""
+        roots = self.index.roots
+        return next((root for root in roots if root.width == 1 and is_for(root, salt, adapter)), None)
+
     def withdraw(self, blocks: Iterable[int]) -> None:
         """Nobody finds these blocks any more: their contents are about to change."""
         for block in blocks:
@@ -107,3 +112,9 @@ class PrefixCache:
         known, published = self.index.held(), self._pool.published()
         if known != published:
             raise IntegrityError(f"published blocks {sorted(published)}, the index knows {sorted(known)}")
+
+
+def is_for(root: Root, salt: str | None, adapter: str | None) -> bool:
+    adapters = [key.value for key in root.keys if key.kind == "adapter"]
+    wanted = None if salt is None else salt_key(salt).value
+    return root.value("salt") == wanted and adapters == ([] if adapter is None else [adapter])

@@ -12,10 +12,10 @@ from transformers import PreTrainedModel
 
 from hfpaged import compat, pictures
 from hfpaged.admission import Admission, Declined, Inputs, Prompts, cut_inputs, declined
-from hfpaged.block_hash import ExtraKey
+from hfpaged.block_hash import ExtraKey, salt_key
 from hfpaged.content import WIDE, Bools, Content, has_plain_positions
 from hfpaged.errors import OutOfBlocksError
-from hfpaged.fingerprint import fingerprint_of, weights_of
+from hfpaged.fingerprint import model_keys
 from hfpaged.prefix_index import Root
 from hfpaged.rows import Rows
 
@@ -29,17 +29,17 @@ NEVER = 10**12
 
 
 def root_keys(model: PreTrainedModel, salt: str | None) -> tuple[ExtraKey, ...]:
-    """All that decides about keys besides the inputs: weights, active adapters, autocast, and for whom they are."""
-    weights = weights_of(model)
-    keys = [ExtraKey("model", fingerprint_of(weights, model.config.to_dict()))]
+    """All that decides about keys besides the inputs: weights, devices, active adapters, autocast, and for whom."""
+    keys = list(model_keys(model))
     keys += [ExtraKey("adapter", name) for name in compat.active_adapters(model)]
     scales = compat.adapter_scales(model)
     keys += [] if scales is None else [ExtraKey("adapter scales", hashlib.sha256(scales.encode()).hexdigest())]
-    keys += [ExtraKey("device", device) for device in weights.devices]  # where blocks lie
     device = model.device.type
     if torch.is_autocast_enabled(device):
         keys.append(ExtraKey("autocast", str(torch.get_autocast_dtype(device))))
-    return (*keys, ExtraKey("salt", salt)) if salt is not None else tuple(keys)
+    if salt is not None:
+        keys.append(salt_key(salt))
+    return tuple(keys)
 
 
 def are_those_of(keys: tuple[ExtraKey, ...], root: Root) -> bool:
