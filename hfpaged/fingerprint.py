@@ -128,6 +128,10 @@ def _plain(tensor: Tensor) -> Iterator[Tensor]:
 
 
 def _sample(tensor: Tensor) -> Tensor:
-    """A view of a few numbers from all over the tensor."""
-    flat = tensor.view(-1) if tensor.is_contiguous() else tensor.flatten()
-    return flat[:: max(1, flat.numel() // SAMPLES)][:SAMPLES]
+    """A view of a few numbers from all over the tensor; of one that does not lie in a row, from its diagonal."""
+    if tensor.is_contiguous():
+        flat = tensor.view(-1)
+        return flat[:: max(1, flat.numel() // SAMPLES)][:SAMPLES]
+    step = max(1, min(tensor.shape) // SAMPLES)
+    count = min(SAMPLES, -(-min(tensor.shape) // step))
+    return tensor.as_strided((count,), (step * sum(tensor.stride()),))
