@@ -164,6 +164,107 @@ def test_a_table_with_a_block_that_was_never_handed_out_is_an_integrity_error(bl
         pool.check_integrity([[0], [block]])
 
 
+# Published blocks
+
+
+def pool_with_cached(count, num_blocks=4):
+    """A pool whose first `count` blocks are published and held by nobody, 0 the longest."""
+    pool = BlockPool(num_blocks)
+    evicted = []
+    pool.on_evict = evicted.append
+    for block in pool.allocate(count):
+        pool.publish(block)
+    for block in range(count):
+        pool.release(block)
+    return pool, evicted
+
+
+def test_a_published_block_is_cached_when_its_last_holder_goes_and_counts_as_free():
+    pool, evicted = pool_with_cached(2)
+    assert pool.stats == PoolStats(total=4, used=0, shared=0, cached=2)
+    assert (pool.num_free, pool.num_cached, evicted) == (4, 2, [])
+    pool.acquire(0)
+    assert pool.stats == PoolStats(total=4, used=1, shared=0, cached=1)
+    pool.check_integrity([[0]])
+
+
+def test_the_least_recently_released_is_evicted_when_nothing_else_is_left_and_no_more():
+    pool, evicted = pool_with_cached(3)
+    pool.acquire(0)
+    pool.release(0)
+    assert pool.allocate(1) == [3]
+    assert evicted == []
+    assert pool.allocate(2) == evicted == [1, 2]
+    assert pool.published() == {0}
+    pool.check_integrity([[3, 1, 2]])
+
+
+def test_a_block_that_was_evicted_is_published_no_longer():
+    pool, _ = pool_with_cached(1, num_blocks=1)
+    assert pool.allocate(1) == [0]
+    assert not pool.is_published(0)
+    pool.release(0)
+    assert pool.stats == PoolStats(total=1, used=0, shared=0)
+
+
+def test_no_more_than_max_cached_are_kept():
+    pool = BlockPool(9)
+    pool.max_cached = 2
+    evicted = []
+    pool.on_evict = evicted.append
+    for block in pool.allocate(5):
+        pool.publish(block)
+    for block in (4, 2, 0, 1, 3):
+        pool.release(block)
+    assert (evicted, pool.num_cached) == ([4, 2, 0], 2)
+    pool.check_integrity([])
+
+
+def test_withdrawn_and_evicted_blocks_in_use_are_free_when_they_are_released():
+    pool, evicted = pool_with_cached(2)
+    pool.acquire(0)
+    pool.acquire(1)
+    pool.withdraw(0)
+    pool.evict(1)
+    assert (evicted, pool.published()) == ([1], set())
+    pool.release(0)
+    pool.release(1)
+    assert pool.num_cached == 0
+    pool.check_integrity([])
+
+
+def test_dropping_the_cached_blocks_leaves_those_in_use():
+    pool, evicted = pool_with_cached(3)
+    pool.acquire(1)
+    assert pool.drop_cached() == 2
+    assert sorted(evicted) == [0, 2]
+    assert pool.published() == {1}
+    assert pool.drop_cached() == 0
+    pool.check_integrity([[1]])
+
+
+def test_a_free_block_cannot_be_published():
+    pool = BlockPool(2)
+    for block in (0, 1):
+        with pytest.raises(IntegrityError, match=f"block {block} was published while it is free"):
+            pool.publish(block)
+
+
+@pytest.mark.parametrize("corrupt", ["cached", "released"])
+def test_books_of_published_blocks_that_disagree_are_found(corrupt):
+    pool, _ = pool_with_cached(2)
+    pool.allocate(2)
+    pool.release(2)
+    tables = [[3]]
+    pool.check_integrity(tables)
+    if corrupt == "cached":
+        pool._published.remove(0)
+    else:
+        pool._published.add(2)
+    with pytest.raises(IntegrityError, match="published"):
+        pool.check_integrity(tables)
+
+
 class PoolMachine(RuleBasedStateMachine):
     """The pool against a multiset of holders."""
 

@@ -51,6 +51,13 @@ def any_model(request):
     hfpaged.unpatch(model)
 
 
+@pytest.fixture(params=["llama", "gemma2", "falcon"])
+def some_model(request):
+    model = tiny_models.shared(request.param)
+    yield model
+    hfpaged.unpatch(model)
+
+
 def questions(*lengths, seed=0):
     return [SYSTEM + random_tokens(length, seed + number) for number, length in enumerate(lengths)]
 
@@ -77,7 +84,7 @@ def test_warm_prompts_of_any_padding_and_rows_that_begin_alike_are_generated_the
         assert pool.stats().blocks_used == 0
 
 
-@pytest.mark.parametrize("length", [n * BLOCK + more for n in (1, 2, 4) for more in (-1, 0, 1)])
+@pytest.mark.parametrize("length", [n * BLOCK + more for n in (1, 3) for more in (-1, 0, 1)])
 @pytest.mark.parametrize("name", ["llama", "gemma2"])
 def test_prompts_that_end_around_a_block(name, length):
     model = tiny_models.shared(name)
@@ -107,8 +114,12 @@ def test_ways_to_generate(name, mode):
         theirs = generate(model, own(model), rows, **MODES[mode])
         assert ours.sequences.tolist() == theirs.sequences.tolist()
         if mode == "hidden_states":
+            assert [state[0].shape for state in ours.hidden_states] == [
+                state[0].shape for state in theirs.hidden_states
+            ]
             for left, right in zip(ours.hidden_states, theirs.hidden_states, strict=True):
-                torch.testing.assert_close(left, right, atol=1e-3, rtol=1e-3)
+                for one, other in zip(left, right, strict=True):  # the last columns, which are no padding
+                    torch.testing.assert_close(one[:, -len(SYSTEM) :], other[:, -len(SYSTEM) :], atol=1e-3, rtol=1e-3)
         pool.check_integrity()
     assert pool.prefixes.index.num_blocks > 0
     hfpaged.unpatch(model)
@@ -138,15 +149,15 @@ def test_rows_that_have_ended_and_get_pads_are_found_as_what_they_are(model):
         assert_generates_the_same(model, paged(model, pool), [[*prompt, *answer, 7]])
 
 
-def test_embeddings_are_found_by_their_content(any_model):
-    pool = paged(any_model).pool
-    table = any_model.get_input_embeddings().weight.detach()
+def test_embeddings_are_found_by_their_content(some_model):
+    pool = paged(some_model).pool
+    table = some_model.get_input_embeddings().weight.detach()
     for seed in (1, 1, 2):
         inputs = padded(*questions(6, 3))
         embeds = table[inputs["input_ids"]] + torch.randn(48, generator=torch.Generator().manual_seed(seed)) * 0.1
         given_inputs = {"inputs_embeds": embeds, "attention_mask": inputs["attention_mask"]}
         hits = pool.stats().prefix_hits
-        assert_generates_the_same(any_model, paged(any_model, pool), given_inputs)
+        assert_generates_the_same(some_model, paged(some_model, pool), given_inputs)
         assert (pool.stats().prefix_hits > hits) == (hits == 0 and pool.stats().prefix_queries > 120 and seed == 1)
 
 
@@ -166,19 +177,19 @@ def test_positions_and_types_of_the_users_own(monkeypatch):
             ours = forward(model, paged(model, pool), ids, logits_to_keep=1, **extra)
             theirs = forward(model, own(model), ids, logits_to_keep=1, **extra)
             torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
-    assert pool.stats().prefix_hits == 29 * 7  # each a second time, and no positions are plain ones
+    assert pool.stats().prefix_hits == 3 * BLOCK * 7  # each a second time, and positions that are given plain at once
     hfpaged.unpatch(model)
 
 
 # What is computed
 
 
-def test_the_second_call_computes_what_is_new(any_model):
-    pool, rows = paged(any_model).pool, questions(7)
-    assert computed(any_model, paged(any_model, pool), rows) == len(rows[0])
-    assert computed(any_model, paged(any_model, pool), rows) <= BLOCK
+def test_the_second_call_computes_what_is_new(some_model):
+    pool, rows = paged(some_model).pool, questions(7)
+    assert computed(some_model, paged(some_model, pool), rows) == len(rows[0])
+    assert computed(some_model, paged(some_model, pool), rows) <= BLOCK
     own_part = 9
-    assert computed(any_model, paged(any_model, pool), questions(own_part, seed=3)) <= own_part + BLOCK
+    assert computed(some_model, paged(some_model, pool), questions(own_part, seed=3)) <= own_part + BLOCK
 
 
 def test_the_common_part_of_a_batch_is_computed_and_stored_once(any_model):
@@ -205,20 +216,19 @@ def test_two_families_in_one_batch(model):
     assert_generates_the_same(model, paged(model), rows)
 
 
-def test_a_chat_finds_all_that_was_generated(any_model):
-    pool, history = paged(any_model).pool, SYSTEM
+def test_a_chat_finds_all_that_was_generated(some_model):
+    pool, history = paged(some_model).pool, SYSTEM
     for turn in range(3):
-        cache = paged(any_model, pool)
+        cache = paged(some_model, pool)
         prompt = history + random_tokens(4, turn)
-        with counting(any_model) as counted:
-            ours = generate(any_model, cache, [prompt], new=2 * BLOCK)
-        assert (
-            ours.sequences.tolist() == generate(any_model, own(any_model), [prompt], new=2 * BLOCK).sequences.tolist()
-        )
+        with counting(some_model) as counted:
+            ours = generate(some_model, cache, [prompt], new=2 * BLOCK)
+        theirs = generate(some_model, own(some_model), [prompt], new=2 * BLOCK)
+        assert ours.sequences.tolist() == theirs.sequences.tolist()
         if turn:  # the last token of an answer was never given to the model, and no block that is not full is known
             assert counted.forwards[0] <= 4 + BLOCK
         history = ours.sequences[0].tolist()
-        del cache
+        del cache, ours  # which holds the cache too
 
 
 def test_a_warm_prompt_is_counted_once_and_what_is_recomputed_is_no_hit(model):
@@ -289,7 +299,6 @@ def test_a_caller_gets_all_logits_and_states_that_it_asks_for(model, arguments):
     torch.testing.assert_close(ours.logits, theirs.logits, atol=1e-4, rtol=1e-4)
     for left, right in zip(ours.hidden_states or (), theirs.hidden_states or (), strict=True):
         torch.testing.assert_close(left, right, atol=1e-4, rtol=1e-4)
-    assert pool.stats().blocks_shared == pool.stats().blocks_used - pool.stats().blocks_shared or True
     pool.check_integrity()
 
 
@@ -322,19 +331,21 @@ def test_a_pinned_prompt_stays_and_dropped_ones_go(model):
 # Things go wrong
 
 
-def test_crop_then_continue(any_model):
-    pool = paged(any_model).pool
-    ours, theirs = paged(any_model, pool), own(any_model)
+@pytest.mark.parametrize("name", ["llama", "falcon", "deepseek_v3"])
+def test_crop_then_continue(name):
+    model = tiny_models.shared(name)
+    pool = paged(model).pool
+    ours, theirs = paged(model, pool), own(model)
     more = random_tokens(2 * BLOCK, 5)
     for cache in (ours, theirs):
-        forward(any_model, cache, SYSTEM[:10])
-        forward(any_model, cache, more[:3])
+        forward(model, cache, SYSTEM[:10])
+        forward(model, cache, more[:3])
         cache.crop(-5)
     for cache in (ours, theirs):
-        forward(any_model, cache, more)
+        forward(model, cache, more)
     del ours
-    assert_generates_the_same(any_model, paged(any_model, pool), [SYSTEM[:8] + more + [4]])
-    assert_generates_the_same(any_model, paged(any_model, pool), [SYSTEM[:10] + more])
+    assert_generates_the_same(model, paged(model, pool), [SYSTEM[:8] + more + [4]])
+    assert_generates_the_same(model, paged(model, pool), [SYSTEM[:10] + more])
     gc.collect()
     assert pool.stats().blocks_used == 0
 
@@ -354,9 +365,17 @@ class Broken(Exception):
     pass
 
 
-@pytest.mark.parametrize("error", [Broken, KeyboardInterrupt])
-@pytest.mark.parametrize("number", [0, 1, 2, 9])
-@pytest.mark.parametrize("publish", [True, False])
+@pytest.mark.parametrize(
+    ("error", "number", "publish"),
+    [
+        (Broken, 0, True),
+        (Broken, 1, False),
+        (Broken, 9, True),
+        (KeyboardInterrupt, 0, False),
+        (KeyboardInterrupt, 1, True),
+        (KeyboardInterrupt, 2, True),
+    ],
+)
 def test_a_forward_that_breaks_half_way_publishes_nothing_that_is_half_written(error, number, publish):
     """The first forwards are those of pieces."""
     model = tiny_models.make("gemma2")
@@ -390,7 +409,7 @@ def test_threads_on_one_pool_get_their_own_answers(model):
     wrong = []
 
     def work(offset):
-        for turn in range(6):
+        for turn in range(4):
             job = (turn + offset) % len(jobs)
             cache = hfpaged.PagedCache(model, pool=pool)
             inputs = padded(*jobs[job])
@@ -409,19 +428,19 @@ def test_threads_on_one_pool_get_their_own_answers(model):
     assert pool.stats().blocks_used == 0
 
 
-def test_the_recipe_for_a_shared_system_prompt_takes_blocks_for_what_is_new_only(any_model):
+def test_the_recipe_for_a_shared_system_prompt_takes_blocks_for_what_is_new_only(some_model):
     """transformers' documentation: prefill the prompt, copy the cache for each question."""
-    cache = paged(any_model)
+    cache = paged(some_model)
     with torch.no_grad():
-        cache = any_model(torch.tensor([SYSTEM]), **{CACHE: cache}).past_key_values
+        cache = some_model(torch.tensor([SYSTEM]), **{CACHE: cache}).past_key_values
     used = cache.stats().blocks_used
     expected, answers, copies = [], [], []
     for question in questions(4, 7, 5):
         copies.append(copy.deepcopy(cache))
         inputs = padded(question)
-        answers.append(any_model.generate(**inputs, **{CACHE: copies[-1]}, max_new_tokens=3, do_sample=False).tolist())
+        answers.append(some_model.generate(**inputs, **{CACHE: copies[-1]}, max_new_tokens=3, do_sample=False).tolist())
         expected.append(
-            any_model.generate(**inputs, **{CACHE: own(any_model)}, max_new_tokens=3, do_sample=False).tolist()
+            some_model.generate(**inputs, **{CACHE: own(some_model)}, max_new_tokens=3, do_sample=False).tolist()
         )
     assert answers == expected
     groups = len(cache.pool.groups)
@@ -429,7 +448,7 @@ def test_the_recipe_for_a_shared_system_prompt_takes_blocks_for_what_is_new_only
     cache.pool.check_integrity()
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data(), name=st.sampled_from(["llama", "gemma2", "mistral"]), num_blocks=st.integers(20, 60))
 def test_any_interleaving_on_a_small_pool_gives_the_tokens_of_fresh_runs(data, name, num_blocks):
     model = tiny_models.shared(name)
