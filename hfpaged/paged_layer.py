@@ -34,8 +34,12 @@ class LayerStep:
         self._steps = rows.steps
 
     def sees_more(self, window: int | None) -> bool:
-        """Whether a mask with this window would see positions that a cache with ours does not show any more."""
+        """Whether a mask with this window would see positions that a cache with ours does not show any more. What is
+        stored depends then on the pieces in which the tokens came, and is for nobody else.
+        """
         is_wider = self.window is not None and (window is None or window > self.window)
+        if is_wider:
+            self.rows.see_later_tokens()
         return is_wider and self.offset > 0
 
     def dense(self, is_key: bool, past_had_graph: bool = False) -> Tensor:

@@ -119,7 +119,7 @@ class Rows:
         self._cut(self.past_length)
 
     def see_later_tokens(self) -> None:
-        """A layer's attention is not plainly causal: what is stored is no function of the tokens before it alone."""
+        """What a layer stores is no function of the tokens before it alone: others must not find it."""
         self.tokens.forget(self.sequences)
 
     def complete(self) -> None:
