@@ -28,12 +28,15 @@ class Refusal:
 
 
 def windows_of(config: PreTrainedConfig, layers: list[Any]) -> dict[int, int | None]:
-    """The window, or None, of each of transformers' layers that can be paged, by index. Layers that attend to images
-    or to an encoder have other lengths than the text, and stay as they are.
-    """
-    cross = set(getattr(config.get_text_config(decoder=True), "cross_attention_layers", None) or ())
+    """The window, or None, of each of transformers' layers that can be paged, by index."""
+    cross = cross_attention_layers(config)
     windows = {i: window for i, layer in enumerate(layers) for ok, window in [compat.pageable_window(layer)] if ok}
     return {i: window for i, window in windows.items() if i not in cross}
+
+
+def cross_attention_layers(config: PreTrainedConfig) -> set[int]:
+    """Layers that attend to pictures have other lengths than the text: their cache stays transformers' own."""
+    return set(getattr(config.get_text_config(decoder=True), "cross_attention_layers", None) or ())
 
 
 def why_refused(config: PreTrainedConfig, model_class: type[PreTrainedModel] | None = None) -> Refusal | None:

@@ -12,7 +12,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from hfpaged import compat, model_classes
 from hfpaged.attention_code import AttentionCode, switchable_configs, writers
 from hfpaged.errors import InvalidConfigError
-from hfpaged.pageable import why_refused, windows_of
+from hfpaged.pageable import cross_attention_layers, why_refused
 
 FAST, CORRECT, REFUSED, NO_CACHE = "fast", "correct", "refused", "no cache"
 _KINDS = {
@@ -95,8 +95,8 @@ def _on_meta(config: PreTrainedConfig, model_class: type[PreTrainedModel]) -> Pr
 
 
 def _codes_of_paged_layers(model: PreTrainedModel) -> dict[type, AttentionCode]:
-    paged = windows_of(model.config, compat.default_layers(model.config))
-    return {type(m): code for m, code in writers(model) if getattr(m, "layer_idx", None) in (None, *paged)}
+    cross = cross_attention_layers(model.config)
+    return {type(m): code for m, code in writers(model) if getattr(m, "layer_idx", None) not in cross}
 
 
 def _reasons(codes: dict[type, AttentionCode]) -> list[str]:

@@ -1,6 +1,7 @@
 """Writes what became of every model family into README.md: `python tests/family_readme.py`.
 
-With `--measure` all families are measured anew first, which takes a few minutes, and `family_results.json` is written.
+With `--measure` all families, or those that are named behind it, are measured anew first, which takes a few minutes,
+and `family_results.json` is written.
 """
 
 from __future__ import annotations
@@ -67,8 +68,8 @@ def with_families(readme: str, part: str) -> str:
     return f"{before}{BEGIN}\n{part}\n{END}{after}"
 
 
-def measure_all() -> dict[str, Any]:
-    """Measure every family, one line on the screen for each."""
+def measured(model_types: list[str]) -> dict[str, Any]:
+    """A record of these families, one line on the screen for each."""
     import transformers
     from family_models import MODEL_TYPES, build, config_of
     from family_runs import measure
@@ -76,10 +77,11 @@ def measure_all() -> dict[str, Any]:
     from hfpaged.verdict import examine
 
     families = {}
-    for model_type in MODEL_TYPES:
+    for model_type in model_types or MODEL_TYPES:
         model = build(model_type)
         run, verdict = measure(model), examine(config_of(model_type))
         assert not run.faults, (model_type, run.faults)
+        assert run.outcome == verdict.outcome, (model_type, run.outcome, verdict)
         families[model_type] = {"outcome": run.outcome, "reasons": list(verdict.reasons)}
         print(model_type, run.outcome, *verdict.reasons, flush=True)
     return {"transformers": transformers.__version__, "families": families}
@@ -88,7 +90,11 @@ def measure_all() -> dict[str, Any]:
 def main() -> None:
     """Write the README, and the record first if asked to."""
     if "--measure" in sys.argv[1:]:
-        RECORD.write_text(json.dumps(measure_all(), indent=1) + "\n")
+        names = sys.argv[2:]
+        record = measured(names)
+        if names:
+            record["families"] = recorded()["families"] | record["families"]
+        RECORD.write_text(json.dumps(record, indent=1) + "\n")
     README.write_text(with_families(README.read_text(), generated(recorded())))
 
 

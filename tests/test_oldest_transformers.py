@@ -43,3 +43,13 @@ def test_the_same_tokens_come_out_of_the_oldest_version(oldest):
     done = run(oldest, "-m", "pytest", "-q", "-p", "no:cacheprovider", *chosen)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
     assert " passed" in done.stdout
+
+
+@pytest.mark.timeout(600)
+def test_families_of_every_kind_work_in_the_oldest_version(oldest):
+    names = ["llama", "gemma4_text", "moshi", "falcon_h1", "deepseek_v32", "prophetnet", "mamba"]
+    test = "test_a_family_generates_the_tokens_of_its_own_cache_and_support_foretells_how"
+    chosen = [f"tests/test_families.py::{test}[{name}]" for name in names]
+    done = run(oldest, "-m", "pytest", "-q", "-p", "no:cacheprovider", *chosen)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    assert f"{len(names)} passed" in done.stdout
