@@ -7,7 +7,9 @@ and `family_results.json` is written.
 from __future__ import annotations
 
 import json
+import re
 import sys
+import textwrap
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -35,12 +37,15 @@ def generated(record: dict[str, Any]) -> str:
     count = Counter(family["outcome"] for family in families.values())
     with_keys = len(families) - count["no cache"]
     works = count["fast"] + count["correct"]
-    lines = [
+    summary = (
         f"Of the {len(families)} model types that AutoModelForCausalLM of transformers {record['transformers']} knows, "
         f"{with_keys} have keys and values. {works} of these ({works / with_keys:.1%}) generate the same tokens with a "
         f"PagedCache as with their own cache: greedy, padded, sampled and by beams, patched and unpatched; "
         f"{count['fast']} ({count['fast'] / with_keys:.1%}) through our kernels in all of those layers. Each was built "
-        "tiny, with random weights, prompts longer than its windows, and no pictures.",
+        "tiny, with random weights, prompts longer than its windows, and no pictures."
+    )
+    lines = [
+        *textwrap.wrap(summary, 120),
         "",
         *(f"- {count[outcome]} {heading}" for outcome, heading in HEADINGS.items()),
         "",
@@ -51,11 +56,16 @@ def generated(record: dict[str, Any]) -> str:
 
 
 def _details(outcome: str, families: dict[str, Any]) -> list[str]:
-    if outcome == "fast":
-        names = ", ".join(sorted(families))
-        return ["<details>", f"<summary>{outcome}: {len(families)}</summary>", "", names, "", "</details>"]
-    lines = ["<details>", f"<summary>{outcome}: {len(families)}, and why</summary>", ""]
-    lines += [f"- {name}: {'; '.join(family['reasons'])}" for name, family in sorted(families.items())]
+    """Names that fold out, by reason where there is one: that of a class without the name of the class."""
+    by_reason: dict[str, list[str]] = {}
+    for name, family in sorted(families.items()):
+        reasons = dict.fromkeys(re.sub(r"^[A-Z]\w+(:| (?=has|makes|changes|does))", "", r) for r in family["reasons"])
+        reason = re.sub(r" of \d+ tokens", "", "; ".join(reasons).strip())  # the numbers of a tiny config
+        by_reason.setdefault(reason, []).append(name)
+    lines = ["<details>", f"<summary>{outcome}: {len(families)}</summary>", ""]
+    for reason, names in sorted(by_reason.items(), key=lambda item: (-len(item[1]), item[0])):
+        text = ", ".join(names) if not reason else f"- {', '.join(names)}: {reason}"
+        lines += textwrap.wrap(text, 120, subsequent_indent="  " if reason else "", break_on_hyphens=False)
     return [*lines, "", "</details>"]
 
 
