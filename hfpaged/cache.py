@@ -92,6 +92,8 @@ class PagedCache(DynamicCache):
                 f"the pool was made for layer groups {pool.groups}, this model has {group_layers(windows)}: "
                 "caches on one pool must be of one model"
             )
+        if salt is not None and not isinstance(salt, str):
+            raise InvalidConfigError(f"salt={salt!r} is no text; give a str that others do not know, or None")
         self.salt, self._shares_prefixes = salt, prefix_sharing
         self._adopt(Rows(pool, publish), layers)
         if model is not None:

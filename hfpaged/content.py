@@ -133,7 +133,8 @@ def _text(given: Any) -> str | None:
         shape = f"{tuple(given.shape)} {given.dtype} ".encode()
         return hashlib.sha256(shape + _raw(given.reshape(1, -1)).tobytes()).hexdigest()
     if isinstance(given, Mapping):
-        return _text([part for name in sorted(given) for part in (name, given[name])])
+        text = _text([part for name in sorted(given) for part in (name, given[name])])
+        return None if text is None else f"{{{text}}}"
     if given is None:
         return ""
     if isinstance(given, (list, tuple)):

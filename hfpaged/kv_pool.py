@@ -95,6 +95,7 @@ class KVPool:
         windows = [group.window for group in groups]
         self.manager = BlockManager(self.blocks, len(groups), block_size, windows)
         self.prefixes = PrefixCache(self.manager, windows)
+        self.live_rows: weakref.WeakSet[Any] = weakref.WeakSet()  # those of all caches on this pool
 
     @property
     def num_blocks(self) -> int:
@@ -113,6 +114,12 @@ class KVPool:
         with self._lock:
             self._reclaim()
             yield self.manager
+
+    def settle_idle(self) -> None:
+        """Publish what caches hold that are between two forwards: a chat goes on while its last answer is kept."""
+        with self.changing() as manager:
+            for rows in list(self.live_rows):
+                rows.settle_idle(manager)
 
     def abandon(self, free: Callable[[BlockManager], None]) -> None:
         """Free the sequences of a cache that is gone. The garbage collector calls this in the middle of anything, a

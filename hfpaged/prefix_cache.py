@@ -46,21 +46,21 @@ class PrefixCache:
         sequence.chain = TokenChain(root, items[: length * root.width], list(match.blocks))
         return length
 
-    def publish(self, sequence: Sequence) -> None:
+    def publish(self, sequence: Sequence, merge: bool = True) -> None:
         """Let others find the full blocks of a sequence whose tokens are known. Where a block with the same tokens is
-        published already, the sequence uses that one and gives its own back.
+        published already, the sequence uses that one and gives its own back, if it may `merge`.
         """
         chain, block_size = sequence.chain, self._manager.block_size
         if chain is None or chain.length != sequence.length:
             return
         while len(chain.blocks) < chain.length // block_size:
-            entry = self._publish_block(sequence, chain, len(chain.blocks))
+            entry = self._publish_block(sequence, chain, len(chain.blocks), merge)
             if entry is None:
                 sequence.chain = None  # another block has this hash: nothing behind it can be found
                 return
             chain.blocks.append(entry)
 
-    def _publish_block(self, sequence: Sequence, chain: TokenChain, number: int) -> PrefixBlock | None:
+    def _publish_block(self, sequence: Sequence, chain: TokenChain, number: int, merge: bool) -> PrefixBlock | None:
         parent = chain.blocks[-1] if chain.blocks else chain.root
         own = [table.block(number) for table in sequence.tables]
         entry = self.index.publish(parent, chain.block_items(number, self._manager.block_size), own)
@@ -68,7 +68,7 @@ class PrefixCache:
             for table, block, published in zip(sequence.tables, own, entry.blocks, strict=True):
                 if block == published != GONE:
                     self._pool.publish(block)
-                elif GONE not in (block, published):
+                elif merge and GONE not in (block, published):
                     table.replace(number, published)
         return entry
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from hfpaged import compat, pictures
 from hfpaged.admission import Admission, Declined, Inputs, Prompts, cut_inputs, declined
@@ -66,12 +66,13 @@ def why_not_shared(model: PreTrainedModel, inputs: Inputs, content: Content | No
     return None
 
 
-def why_whole(inputs: Inputs) -> str | None:
+def why_whole(inputs: Inputs, config: PreTrainedConfig) -> str | None:
     """Why a prompt that is known must be computed again; None where it need not be."""
     keep = inputs.get("logits_to_keep")
     if not isinstance(keep, int) or keep < 1:
         return "the caller may read the logits of the whole prompt: no logits_to_keep"
-    wanted = (inputs.get(name) for name in ("output_hidden_states", "output_attentions", "labels"))
+    names = ("output_hidden_states", "output_attentions", "labels")
+    wanted = (inputs.get(name, getattr(config, name, None)) for name in names)
     if any(given is not None and given is not False for given in wanted):
         return "the caller asked for hidden states, attentions or the loss of the whole prompt"
     return None
@@ -94,9 +95,10 @@ def begin_batch(
         return None, declined("padding, which this model counts as places", inputs)
     root = rows.pool.prefixes.index.root((*root_keys(model, cache.salt), *content.keys), 1 if is_plain else WIDE)
     rows.tokens.root = root
-    whole = why_whole(inputs)
+    whole = why_whole(inputs, model.config)
     if whole is not None:
         return None, declined(whole, inputs)
+    rows.pool.settle_idle()
     prompts = Prompts(rows, root, content, kept, int(inputs["logits_to_keep"]))
     admission = Admission(root, prompts.items, prompts.matches, prompts.ends)
     try:

@@ -66,8 +66,8 @@ class RowTokens:
         """Whether some row may have filled a block when `count` more positions are stored."""
         return sum(content.shape[1] for content, _ in self._unread) + count >= self.pool.block_size
 
-    def settle(self, manager: BlockManager, sequences: Many[Sequence]) -> None:
-        """Bring the chains up to date, and publish what is full."""
+    def settle(self, manager: BlockManager, sequences: Many[Sequence], merge: bool = True) -> None:
+        """Bring the chains up to date, and publish what is full; without `merge` no table changes."""
         if self._is_open:  # broken off in the middle of a step: no layer's keys can be relied on
             self.forget(sequences)
         unread, self._unread = self._unread, []
@@ -75,7 +75,7 @@ class RowTokens:
             self._read(content, kept, sequences)
         if unread and self.publishes:
             for sequence in sequences:
-                self.pool.prefixes.publish(sequence)
+                self.pool.prefixes.publish(sequence, merge)
 
     def forget(self, sequences: Many[Sequence]) -> None:
         """The tokens are not known any more: nothing behind what is published by now can be found."""

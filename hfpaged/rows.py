@@ -35,6 +35,7 @@ class Rows:
 
     def __init__(self, pool: KVPool, publishes: bool = True) -> None:
         self.pool = pool
+        pool.live_rows.add(self)
         self.tokens = RowTokens(pool, publishes)
         self.sequences: list[Sequence] = []
         self.length = 0
@@ -188,6 +189,11 @@ class Rows:
         for sequence in self.sequences + self._held:
             manager.free(sequence)
         self.sequences, self._held = [], []
+
+    def settle_idle(self, manager: BlockManager) -> None:
+        """Between two forwards: let others find all of it now. Another thread may be about to begin the next one."""
+        if not self.in_forward:
+            self.tokens.settle(manager, self.sequences, merge=False)
 
     def _settle(self) -> None:
         with self.pool.changing() as manager:

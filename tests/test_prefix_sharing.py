@@ -216,8 +216,10 @@ def test_two_families_in_one_batch(model):
     assert_generates_the_same(model, paged(model), rows)
 
 
-def test_a_chat_finds_all_that_was_generated(some_model):
-    pool, history = paged(some_model).pool, SYSTEM
+@pytest.mark.parametrize("keeps_answers", [True, False])
+def test_a_chat_finds_all_that_was_generated(some_model, keeps_answers):
+    """Also while the answers, and their caches with them, are still there."""
+    pool, history, answers = paged(some_model).pool, SYSTEM, []
     for turn in range(3):
         cache = paged(some_model, pool)
         prompt = history + random_tokens(4, turn)
@@ -228,7 +230,9 @@ def test_a_chat_finds_all_that_was_generated(some_model):
         if turn:  # the last token of an answer was never given to the model, and no block that is not full is known
             assert counted.forwards[0] <= 4 + BLOCK
         history = ours.sequences[0].tolist()
+        answers += [ours] if keeps_answers else []
         del cache, ours  # which holds the cache too
+    pool.check_integrity()
 
 
 def test_a_warm_prompt_is_counted_once_and_what_is_recomputed_is_no_hit(model, monkeypatch):
