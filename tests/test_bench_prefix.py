@@ -11,7 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import hfpaged
 from hfpaged import cli
-from hfpaged.bench import prefix_batch, prefix_prompts
+from hfpaged.bench import prefix_batch, prefix_cost, prefix_prompts
 from hfpaged.bench.catalog import PREFIX_ROWS
 from hfpaged.bench.generation import generate
 from hfpaged.bench.positions import counted
@@ -175,3 +175,13 @@ def test_an_attention_that_reads_other_blocks_earns_no_ratio(folder, tmp_path, m
     code, figures = run(folder, tmp_path, "--only", "attention")
     assert code == 1
     assert figures["rows"][0]["value"] is None
+
+
+def test_the_cost_of_sharing_is_free_of_where_the_blocks_of_a_pool_lie():
+    # Steps of 10, 1 and 1; sharing costs 1, 0.5 and 0; pool A is slower by 3.
+    on_a, off_b = [14.0, 4.5, 4.0], [10.0, 1.0, 1.0]
+    on_b, off_a = [11.0, 1.5, 1.0], [13.0, 4.0, 4.0]
+    disturbed = [900.0, 1.5, 1.0]
+    times = [{True: on, False: off} for on, off in 2 * [(on_a, off_b), (on_b, off_a)] + [(on_a, off_b)]]
+    cost, base = prefix_cost.cost_of([*times, {True: disturbed, False: off_a}])
+    assert (cost, base) == (1.5, 11.5 + 2.5 + 2.5)

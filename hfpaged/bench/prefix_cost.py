@@ -1,8 +1,14 @@
 """Row no-match: what looking up and publishing cost where no two prompts begin alike.
 
 Less than one step's noise, so that whole runs cannot tell. Two caches, one with sharing and one without, go through
-the same prompt together, each step of the one beside the same step of the other. Of each step the median difference
-over the prompts counts, and the sum of these is the cost of a run.
+the same prompt together, each step of the one beside the same step of the other. Where their blocks happen to lie
+decides as much as sharing does, so the two pools change sides from one prompt to the next:
+
+    prompt    0    1    2    3
+    sharing   A    B    A    B
+    without   B    A    B    A
+              '-one-'   '-one-'   difference for each step
+Of each step the median difference counts, and the sum of these is the cost of a run.
 """
 
 from __future__ import annotations
@@ -23,51 +29,71 @@ from hfpaged.bench.shape import Shape
 from hfpaged.bench.sides import PAGED, PLAIN
 from hfpaged.compat import cache_argument
 
-PAIRS = 8  # prompts at least
-HELD = 3  # prompts that a pool has room for: from then on blocks are evicted too
-WARM_UP = HELD + 1  # prompts without new tokens
+PROMPTS = 8  # at least
+WARM_UP = 2
 
 Walk = Iterator[Tensor]
+Times = dict[bool, list[float]]  # seconds of each step, with and without sharing
 
 
 def measure(setting: Setting, shape: Shape) -> Measured:
     """The value is the cost as a part of a run without sharing: prefill, `shape.new` steps and giving all back."""
-    pairs = 1 if setting.is_quick else max(PAIRS, setting.repeats)
-    prompts = unlike(setting, WARM_UP + pairs, shape.prompt)
+    count = 2 if setting.is_quick else max(PROMPTS, setting.repeats + setting.repeats % 2)
+    prompts = unlike(setting, 2 * (WARM_UP + count), shape.prompt)
     PAGED.switch(setting.model)
-    pools = {shares: _make_pool(setting, shape) for shares in (True, False)}
-    costs, bases, same = [], [], True
-    for number, prompt in enumerate(prompts.split(1)):
-        caches = {shares: _make_cache(setting, pools, shares) for shares in pools}
-        new = shape.new if number >= WARM_UP else 1
-        seconds, tokens = _side_by_side(setting, prompt, caches, new, number)
+    pools = [_make_pool(setting, shape), _make_pool(setting, shape)]
+    times: list[Times] = []
+    same = True
+    for number, (before, prompt) in enumerate(zip(prompts[::2].split(1), prompts[1::2].split(1), strict=True)):
+        pools.reverse()
+        caches = _make_caches(setting, pools, before)
+        seconds, tokens = _side_by_side(setting, prompt, caches, shape.new if number >= WARM_UP else 1, number)
         same = same and tokens[True] == tokens[False]
-        if number >= WARM_UP:
-            costs.append([on - off for on, off in zip(seconds[True], seconds[False], strict=True)])
-            bases.append(seconds[False])
+        times += [seconds] if number >= WARM_UP else []
     same = same and tokens[True] == _plain_tokens(setting, prompt, shape.new)
-    cost, base = (sum(map(statistics.median, zip(*runs, strict=True))) for runs in (costs, bases))
-    hits = pools[True].stats().prefix_hits
-    note = f"{1e3 * cost:+.1f} of {1e3 * base:.0f} ms; {pairs} pairs, {hits} tokens found"
+    cost, base = cost_of(times)
+    hits = sum(pool.stats().prefix_hits for pool in pools)
+    note = f"{1e3 * cost:+.1f} of {1e3 * base:.0f} ms; {count} prompts, {hits} tokens found"
     return Measured(cost / base, same_tokens=same, note=note)
+
+
+def cost_of(times: list[Times]) -> tuple[float, float]:
+    """(seconds that sharing costs, seconds of a run without) of an even number of prompts: see the file's drawing."""
+    costs = []
+    for first, second in zip(times[::2], times[1::2], strict=True):
+        with_it, without = (zip(first[shares], second[shares], strict=True) for shares in (True, False))
+        costs.append([(sum(on) - sum(off)) / 2 for on, off in zip(with_it, without, strict=True)])
+    bases = [seconds[False] for seconds in times]
+    return _sum_of_medians(costs), _sum_of_medians(bases)
+
+
+def _sum_of_medians(runs: list[list[float]]) -> float:
+    return sum(map(statistics.median, zip(*runs, strict=True)))
 
 
 def _make_pool(setting: Setting, shape: Shape) -> Any:
     pool = hfpaged.PagedCache(setting.model).pool
     blocks = -(-(shape.prompt + shape.new) // pool.block_size) * len(pool.groups)
-    return hfpaged.PagedCache(setting.model, num_blocks=HELD * blocks).pool
+    return hfpaged.PagedCache(setting.model, num_blocks=blocks).pool
 
 
-def _make_cache(setting: Setting, pools: dict[bool, Any], shares: bool) -> Any:
-    return hfpaged.PagedCache(setting.model, pool=pools[shares], prefix_sharing=shares)
+def _make_caches(setting: Setting, pools: list[Any], before: Tensor) -> dict[bool, Any]:
+    """One that shares, on a pool full of what it must evict, and one that does not, on a pool of which all is free."""
+    shares, does_not = pools
+    list(_walk(setting, before, hfpaged.PagedCache(setting.model, pool=shares), 1))
+    does_not.drop_prefixes()
+    return {
+        True: hfpaged.PagedCache(setting.model, pool=shares),
+        False: hfpaged.PagedCache(setting.model, pool=does_not, prefix_sharing=False),
+    }
 
 
 def _side_by_side(
     setting: Setting, prompt: Tensor, caches: dict[bool, Any], new: int, number: int
-) -> tuple[dict[bool, list[float]], dict[bool, list[int]]]:
+) -> tuple[Times, dict[bool, list[int]]]:
     """Seconds of each step and the tokens, with and without sharing."""
     walks = {shares: _walk(setting, prompt, cache, new) for shares, cache in caches.items()}
-    seconds: dict[bool, list[float]] = {shares: [] for shares in walks}
+    seconds: Times = {shares: [] for shares in walks}
     tokens: dict[bool, list[int]] = {shares: [] for shares in walks}
     for step in range(new + 1):
         for shares in (True, False) if (step + number) % 2 else (False, True):
