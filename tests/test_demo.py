@@ -29,12 +29,12 @@ def test_nothing_to_generate_is_refused_before_the_model_is_loaded(capsys):
 
 
 @pytest.mark.demo_model
-def test_both_caches_give_the_same_answers_and_the_same_live_bytes(demo_batch):
+def test_both_caches_give_the_same_answers_and_what_the_chats_have_in_common_is_stored_once(demo_batch):
     model, inputs = demo_batch
     plain = demo.generate_plain(model, inputs, 4)
     paged = demo.generate_paged(model, inputs, 4)
     assert plain.rows == paged.rows
-    assert plain.kv_bytes.live == paged.kv_bytes.live
+    assert plain.kv_bytes.live * 3 // 4 < paged.kv_bytes.live < plain.kv_bytes.live
     assert model.config._attn_implementation == "sdpa"
 
 
