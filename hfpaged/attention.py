@@ -75,7 +75,11 @@ def _why_dense(
 
 
 def _window(step: LayerStep, mask: LazyMask) -> int | None:
-    """The window of the mask, but no more than the cache still shows (Moshi masks without one)."""
+    """The window of the mask, but no more than the cache still shows (Moshi masks without one). Where the cache
+    forgets, all that it has is seen.
+    """
+    if step.rows.streams(step.group):
+        return None
     return step.window if step.sees_more(mask.window) else mask.window
 
 

@@ -7,9 +7,10 @@ from collections.abc import Sequence as Many
 
 from hfpaged.block_pool import BlockPool
 from hfpaged.block_table import BlockCopy, BlockTable
-from hfpaged.errors import OutOfBlocksError, WindowPassedError
+from hfpaged.errors import OutOfBlocksError, StreamPassedError, WindowPassedError
 from hfpaged.layer_groups import visible_offset
 from hfpaged.sequence import Sequence
+from hfpaged.stream_rule import StreamRule
 
 
 class BlockManager:
@@ -47,15 +48,16 @@ class BlockManager:
         """Tokens that lie in the pool, those of shared blocks once, averaged over the layer groups."""
         return sum(self.tokens_by_group) // max(self._num_groups, 1)
 
-    def create(self) -> Sequence:
-        """An empty sequence; it holds no block yet."""
-        tables = (BlockTable(self.pool, self.block_size) for _ in range(self._num_groups))
+    def create(self, rules: Many[StreamRule | None] | None = None) -> Sequence:
+        """An empty sequence; it holds no block yet. `rules` by layer group, for one that forgets."""
+        rules = rules or [None] * self._num_groups
+        tables = (BlockTable(self.pool, self.block_size, rule) for rule in rules)
         return self._keep(Sequence(tuple(tables)))
 
     def fork(self, parent: Sequence) -> Sequence:
         """A sequence that shares all blocks of `parent`; either copies a block only when it writes into it."""
         chain = parent.chain.fork() if parent.chain else None
-        return self._keep(Sequence(tuple(table.fork() for table in parent.tables), chain))
+        return self._keep(Sequence(tuple(table.fork() for table in parent.tables), chain, parent.sinks))
 
     def num_blocks_needed(self, growth: Many[tuple[Sequence, int]]) -> int:
         """How many free blocks `grow` would take, copies-on-write included."""
@@ -112,13 +114,17 @@ class BlockManager:
         for group, window in self._windows:
             for sequence in sequences:
                 table = sequence.tables[group]
-                table.release_before(table.length - window + 1)
+                if table.rule is None:  # with a rule they go before the step that shall not see them
+                    table.release_before(table.length - window + 1)
 
     def check_trim(self, sequence: Sequence, length: int) -> None:
         """Raises WindowPassedError where a token behind the first `length` would see tokens that are gone."""
+        for table in sequence.tables if length else ():
+            if table.rule and table.gone > visible_offset(length, table.rule.window):
+                raise StreamPassedError(length, table.gone, table.rule.window)
         for group, window in self._windows if length else ():
-            gone, seen = sequence.tables[group].first * self.block_size, visible_offset(length, window)
-            if gone > seen:
+            gone, seen = sequence.tables[group].gone, visible_offset(length, window)
+            if gone > seen and sequence.tables[group].rule is None:
                 raise WindowPassedError(length, seen, gone, window)
 
     def trim(self, sequence: Sequence, length: int) -> None:
@@ -127,6 +133,8 @@ class BlockManager:
             table.trim(length)
         if sequence.chain:
             sequence.chain.trim(length, self.block_size)
+        if sequence.sinks:
+            sequence.sinks = sequence.sinks.cut(length) if length else None
 
     def free(self, sequence: Sequence) -> None:
         """Give back all blocks of a sequence and forget it. Its tail goes first, through all layer groups, so that

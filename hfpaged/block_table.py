@@ -6,6 +6,7 @@ from array import array
 from dataclasses import dataclass
 
 from hfpaged.block_pool import BlockPool
+from hfpaged.stream_rule import StreamRule
 
 # Stands for the id of a block that a table, or the prefix index, has no longer.
 GONE = -1
@@ -26,13 +27,17 @@ class BlockTable:
 
         blocks of the sequence   0   1   2   3   4   5
         held in `blocks`                 2   3   4   5     first = 2: positions before 2 * block_size are gone
+
+    With a `rule` of StreamingLLM the `kept` leading ones stay, and `first` of those behind them are released.
     """
 
-    def __init__(self, pool: BlockPool, block_size: int) -> None:
+    def __init__(self, pool: BlockPool, block_size: int, rule: StreamRule | None = None) -> None:
         self._pool = pool
         self._block_size = block_size
+        self.rule = rule
+        self.kept = rule.kept if rule else 0
         self.blocks = array("i")  # a C array, so that a step copies it in one go
-        self.first = 0  # which block of the sequence blocks[0] is: as many have been released before it
+        self.first = 0  # how many blocks have been released: which one of the sequence blocks[kept] is, less `kept`
         self.length = 0  # all tokens that were stored, those of released blocks too
 
     def must_copy(self, count: int, released: int = 0) -> bool:
@@ -62,7 +67,7 @@ class BlockTable:
 
         `length` must be 0 or reach into the blocks that are held.
         """
-        assert length == 0 or length >= self.first * self._block_size
+        assert length == 0 or self.first == 0 or length >= self.gone
         self.first = self.first if length else 0
         kept = -(-length // self._block_size) - self.first
         for block in reversed(self.blocks[kept:]):
@@ -76,12 +81,12 @@ class BlockTable:
             self._pool.release(self.blocks.pop())
 
     def release_before(self, position: int) -> None:
-        """Release the blocks that lie wholly before `position`, which is no larger than `length`."""
-        count = position // self._block_size - self.first
+        """Release the blocks that lie wholly before `position`, which is no larger than `length`, but for the kept."""
+        count = position // self._block_size - self.first - self.kept
         if count > 0:
-            for block in self.blocks[:count]:
+            for block in self.blocks[self.kept : self.kept + count]:
                 self._pool.release(block)
-            del self.blocks[:count]
+            del self.blocks[self.kept : self.kept + count]
             self.first += count
 
     def attach(self, blocks: list[int], first: int, length: int) -> None:
@@ -92,17 +97,17 @@ class BlockTable:
 
     def block(self, number: int) -> int:
         """The id of block `number` of the sequence, GONE where it has been released."""
-        return GONE if number < self.first else self.blocks[number - self.first]
+        return GONE if self.kept <= number < self.kept + self.first else self.blocks[self._index(number)]
 
     def replace(self, number: int, block: int) -> None:
         """Hold `block`, which has the same contents, as block `number`."""
         self._pool.acquire(block)
-        self._pool.release(self.blocks[number - self.first])
-        self.blocks[number - self.first] = block
+        self._pool.release(self.blocks[self._index(number)])
+        self.blocks[self._index(number)] = block
 
     def fork(self) -> BlockTable:
         """Another table over the same blocks; nothing is copied before one of the two writes."""
-        child = BlockTable(self._pool, self._block_size)
+        child = BlockTable(self._pool, self._block_size, self.rule)
         for block in self.blocks:
             self._pool.acquire(block)
         child.blocks = self.blocks[:]
@@ -112,13 +117,21 @@ class BlockTable:
     def slot(self, position: int) -> int:
         """Where the token at `position` lies in the pool. Raises IndexError for one that has been released."""
         block, offset = divmod(position, self._block_size)
-        if block < self.first:
+        if self.block(block) == GONE:
             raise IndexError(f"position {position} lies in a released block; {self.first} of the first are gone")
-        return self.blocks[block - self.first] * self._block_size + offset
+        return self.blocks[self._index(block)] * self._block_size + offset
 
     def last_slot(self) -> int:
         """Where the last token lies: what a decode step asks of every row."""
         return self.blocks[-1] * self._block_size + (self.length - 1) % self._block_size
+
+    @property
+    def gone(self) -> int:
+        """The position behind the last one that has been released; 0 if none has been."""
+        return (self.kept + self.first) * self._block_size if self.first else 0
+
+    def _index(self, number: int) -> int:
+        return number if number < self.kept else number - self.first
 
     def _replace_last_block(self, target: int) -> BlockCopy:
         source = self.blocks[-1]

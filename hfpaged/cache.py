@@ -16,7 +16,7 @@ from hfpaged import compat, patching
 from hfpaged.admission import Admission, Declined, declined
 from hfpaged.config import DEFAULT_BLOCK_SIZE
 from hfpaged.content import read_content
-from hfpaged.errors import CacheMismatchError, InvalidConfigError, UnsupportedModelError
+from hfpaged.errors import CacheMismatchError, InvalidConfigError, StreamingError, UnsupportedModelError
 from hfpaged.explain import Decoder
 from hfpaged.kv_format import KVFormat, resolve_format
 from hfpaged.kv_pool import CacheStats, KVPool
@@ -28,6 +28,8 @@ from hfpaged.prefix_sharing import are_those_of, begin_batch, root_keys, why_not
 from hfpaged.rows import Rows
 from hfpaged.state_layer import paged_layer
 from hfpaged.step_plan import has_padding, plan_step
+from hfpaged.streaming import Streaming
+from hfpaged.streaming_support import make_streaming
 
 
 class PagedCache(DynamicCache):
@@ -51,10 +53,16 @@ class PagedCache(DynamicCache):
         salt: prefixes are shared only among caches with the same salt, one for each tenant say.
         publish: let later prompts find what this cache computes; without, it only reads what others published.
         prefix_sharing: look prompts up and publish at all.
+        window: forget all but the last `window` tokens of each row and its first `sinks` (StreamingLLM, Xiao et al.
+            2023, arXiv 2309.17453): texts without end in constant memory. What is released are whole blocks: sinks
+            are rounded up to them, and a row keeps up to a block more than its window. Prompts that are longer are
+            computed in pieces. No prefix is shared. Layers with a smaller window of their own stay as they are.
+        sinks: see `window`. Default: 4, which is enough for most models; without any they lose their way.
 
     Raises:
         InvalidConfigError: sizes or dtypes that cannot work.
-        UnsupportedModelError: encoder-decoder models, which need the cache wrapped, and models without KV cache.
+        UnsupportedModelError: encoder-decoder models, which need the cache wrapped, and models without KV cache;
+            with `window` all whose keys cannot be forgotten or moved.
     """
 
     def __init__(
@@ -70,6 +78,8 @@ class PagedCache(DynamicCache):
         salt: str | None = None,
         publish: bool = True,
         prefix_sharing: bool = True,
+        window: int | None = None,
+        sinks: int | None = None,
     ) -> None:
         config = _config_of(model, config)
         self._is_encoder_decoder = bool(getattr(config, "is_encoder_decoder", False))
@@ -96,6 +106,9 @@ class PagedCache(DynamicCache):
             raise InvalidConfigError(f"salt={salt!r} is no text; give a str that others do not know, or None")
         self.salt, self._shares_prefixes = salt, prefix_sharing
         self._adopt(Rows(pool, publish), layers)
+        has_state = any(map(compat.keeps_state, self._own_layers))
+        self._streaming = make_streaming(model, pool.groups, has_state, pool.block_size, window, sinks)
+        self._rows.rules = self._streaming.rules if self._streaming else None
         if model is not None:
             pool.models.add(model)
             patching.patch(model)
@@ -110,6 +123,7 @@ class PagedCache(DynamicCache):
         self._admission: Admission | Declined | None = None
         self._may_have_changed = False  # whether the weights may be others than those of the stored keys
         self._is_beside = False  # computes a part of a prompt for another cache
+        self._streaming: Streaming | None = None
         # Layers hold the rows, not the cache, so that a dropped cache dies at once and its blocks come back.
         self._finalizer = weakref.finalize(self, rows.abandon)
 
@@ -146,6 +160,11 @@ class PagedCache(DynamicCache):
                 f"the model asks for layer {layer_idx}, this cache was made for a model of {len(self.layers)} layers; "
                 "make a PagedCache for each model"
             )
+        if self._streaming and not self._rows.in_forward:
+            raise StreamingError(
+                "a cache with window= forgets before each forward of the model that it was made for, and this forward "
+                "was not announced: call that model itself, not a part of it, and do not unpatch it"
+            )
         return self.layers[layer_idx].update(key_states, value_states, *args, **kwargs)
 
     def expect(
@@ -156,14 +175,28 @@ class PagedCache(DynamicCache):
         known already. Patched models call it. Returns the arguments of what is left to be computed, None where that
         is everything.
 
-        Raises CacheMismatchError when the mask asks for positions that were padding when they were computed.
+        Raises CacheMismatchError when the mask asks for positions that were padding when they were computed;
+        StreamingError.
         """
         self._undo_interrupted()
         self._rows.expect(None)  # whatever the plan says, the step before is over
-        left = self._share(inputs, model, not (stores_padding and has_padding(inputs)))
+        if self._streaming:
+            left = self._forget(self._streaming, inputs, model)
+        else:
+            left = self._share(inputs, model, not (stores_padding and has_padding(inputs)))
         plan = plan_step(self._rows, left or inputs)
+        if self._streaming:
+            self._streaming.announce(self._rows, plan, left or inputs)
         self._rows.expect(replace(plan, kept=None) if plan and stores_padding else plan)
         return left
+
+    def _forget(
+        self, streaming: Streaming, inputs: Mapping[str, Any], model: PreTrainedModel
+    ) -> dict[str, Any] | None:
+        """Let go of what this step and all later ones do not see; all of a long prompt but its end is computed."""
+        if not self._rows.length:
+            self._admission = declined(_FORGETS, inputs)
+        return streaming.prepare(self, self._rows, model, inputs)
 
     def _share(self, inputs: Mapping[str, Any], model: PreTrainedModel, may_share: bool) -> dict[str, Any] | None:
         """Let empty rows begin with what is known of their prompts, and note what tokens the step brings."""
@@ -199,11 +232,13 @@ class PagedCache(DynamicCache):
             counts.queries += sum(len(items) // self._admission.root.width for items in self._admission.items)
             counts.hits += sum(self._admission.hits)
 
-    def beside(self) -> tuple[PagedCache, Rows]:
-        """An empty cache on the same pool with the same salt, to compute a part of a prompt for this one."""
+    def beside(self, *, shares: bool = True) -> tuple[PagedCache, Rows]:
+        """An empty cache on the same pool with the same salt, to compute a part of a prompt for this one. It forgets
+        nothing, and without `shares` it neither looks up nor publishes.
+        """
         child = object.__new__(PagedCache)
         child._is_encoder_decoder, child.salt = self._is_encoder_decoder, self.salt
-        child._shares_prefixes = self._shares_prefixes
+        child._shares_prefixes = self._shares_prefixes and shares
         child._adopt(Rows(self.pool, self._rows.tokens.publishes), [_own(layer) for layer in self.layers])
         child._is_beside, child._rows.records_past = True, True
         for new, old in zip(child.layers, self.layers, strict=True):
@@ -215,6 +250,8 @@ class PagedCache(DynamicCache):
         """The forward that `expect` announced is over: blocks that left a window go back to the pool. One that was
         not completed is undone.
         """
+        if self._streaming:
+            self._streaming.end_step(self._rows, completed)
         if completed:
             self._rows.complete()
         else:
@@ -301,6 +338,7 @@ class PagedCache(DynamicCache):
         own = [copy.deepcopy(_own(layer), memo) for layer in self.layers]
         child._adopt(self._rows.fork(), own)
         child._admission = self._admission
+        child._streaming = self._streaming.fork() if self._streaming else None
         for new, old in zip(child.layers, self.layers, strict=True):
             if isinstance(new, PagedLayer):
                 new.share_store(old)
@@ -315,6 +353,7 @@ class PagedCache(DynamicCache):
             self._rows.select(indices.tolist())
 
 
+_FORGETS = "a cache with window=, which forgets: what it stores depends on what it has forgotten"
 _OWN_STATE = "layers with a state of their own, recurrent ones say, which does not lie in blocks"
 _STORED_PADDING = "a model whose attention looks at padding, which is stored for it"
 _NOT_TOLD = "no patched model told this cache its tokens; make it of a model, PagedCache(model), not of a config"

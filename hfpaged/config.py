@@ -52,3 +52,10 @@ def check_num_blocks(num_blocks: int, minimum: int) -> int:
             "(one block for each layer group); give more blocks or memory"
         )
     return num_blocks
+
+
+def check_count(name: str, count: int, minimum: int) -> int:
+    """A whole number of at least `minimum`. Raises InvalidConfigError."""
+    if not isinstance(count, int) or isinstance(count, bool) or count < minimum:
+        raise InvalidConfigError(f"{name}={count!r} is no number of tokens; give a whole number of at least {minimum}")
+    return count

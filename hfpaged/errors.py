@@ -38,6 +38,21 @@ class WindowPassedError(CacheMismatchError, RuntimeError):
         )
 
 
+class StreamPassedError(WindowPassedError):
+    """A crop of a streaming cache to before what it still holds; the cache stays as it was."""
+
+    def __init__(self, length: int, gone: int, window: int) -> None:
+        CacheMismatchError.__init__(
+            self,
+            f"a row cut to {length} tokens needs the last {window} of them, and those before position {gone} have "
+            "been forgotten; crop no further than the last forward, or start with a fresh cache",
+        )
+
+
+class StreamingError(HfpagedError, RuntimeError):
+    """Something that a streaming cache, which forgets, cannot do."""
+
+
 class UnsupportedModelError(HfpagedError, ValueError):
     """A model whose cache cannot be paged, with the way that works instead."""
 

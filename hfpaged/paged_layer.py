@@ -23,12 +23,12 @@ class LayerStep:
     are visible.
     """
 
-    __slots__ = ("_steps", "key", "length", "offset", "rows", "step", "store", "value", "window")
+    __slots__ = ("_steps", "group", "key", "length", "offset", "rows", "step", "store", "value", "window")
 
     def __init__(
-        self, rows: Rows, step: Step, store: LayerStore, key: Tensor, value: Tensor, window: int | None
+        self, rows: Rows, step: Step, store: LayerStore, key: Tensor, value: Tensor, window: int | None, group: int
     ) -> None:
-        self.rows, self.step, self.store = rows, step, store
+        self.rows, self.step, self.store, self.group = rows, step, store, group
         self.key, self.value, self.window = key, value, window
         self.offset, self.length = visible_offset(rows.past_length, window), rows.length
         self._steps = rows.steps
@@ -45,12 +45,13 @@ class LayerStep:
     def dense(self, is_key: bool, past_had_graph: bool = False) -> Tensor:
         """[batch, num_kv_heads, visible length, dim], zeros where padding was not stored.
 
-        Raises CacheMismatchError where blocks may have left the window since: after the forward.
+        Raises CacheMismatchError where blocks may have left the window since: after the forward; StreamingError.
         """
         new = self.key if is_key else self.value
         if self.step.is_first and self.store.key.dtype == self.key.dtype:
             return new
         stored = self.store.key if is_key else self.store.value
+        self.rows.check_whole(self.group)
         if self.window is not None and self._steps is not self.rows.steps:
             raise CacheMismatchError(
                 f"keys or values of {self.length} positions of a layer with a window of {self.window} were read after "
@@ -102,7 +103,7 @@ class PagedLayer(CacheLayerMixin):
         self.make_copies()
         step = self._rows.steps[self._group_index].to(key_states.device)
         store.write(flat_tokens(key_states.detach()), flat_tokens(value_states.detach()), step.slots)
-        layer_step = LayerStep(self._rows, step, store, key_states, value_states, self.group.window)
+        layer_step = LayerStep(self._rows, step, store, key_states, value_states, self.group.window, self._group_index)
         past_had_graph = self._index in self._rows.graphs
         if torch.is_grad_enabled() and (past_had_graph or key_states.requires_grad or value_states.requires_grad):
             self._rows.graphs.add(self._index)

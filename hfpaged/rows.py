@@ -10,11 +10,12 @@ import numpy as np
 from hfpaged.block_manager import BlockManager
 from hfpaged.block_table import BlockCopy
 from hfpaged.content import Bools
-from hfpaged.errors import CacheMismatchError
+from hfpaged.errors import CacheMismatchError, StreamingError
 from hfpaged.kv_pool import KVPool
 from hfpaged.row_tokens import RowTokens
 from hfpaged.sequence import Sequence
 from hfpaged.step import Step, build_step
+from hfpaged.stream_rule import StreamRule
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,7 @@ class Rows:
         pool.live_rows.add(self)
         self.tokens = RowTokens(pool, publishes)
         self.sequences: list[Sequence] = []
+        self.rules: tuple[StreamRule | None, ...] | None = None  # by layer group, of a cache that forgets
         self.length = 0
         self.kept: Bools | None = None  # [batch, length], False for padding; None: there is none
         self.plan: StepPlan | None = None
@@ -82,8 +84,22 @@ class Rows:
             if not self.uncopied:
                 self._let_go()
 
+    def streams(self, group: int) -> bool:
+        """Whether layers of this group forget what is neither sink nor window."""
+        return self.rules is not None and self.rules[group] is not None
+
+    def check_whole(self, group: int) -> None:
+        """Raises StreamingError where rows have forgotten something: no dense view can show what is left."""
+        if self.streams(group) and any(sequence.tables[group].first for sequence in self.sequences):
+            raise StreamingError(
+                f"the cache streams and has forgotten a part of its {self.length} positions, so it has no dense view "
+                "of them any more: only the paged kernels can go on (no output_attentions, gradients, 4D masks, "
+                "padding behind tokens or reading of layers' keys); use a PagedCache without window= for these"
+            )
+
     def reading_step(self, group: int) -> Step:
-        """Metadata to read all that is stored, with no new token."""
+        """Metadata to read all that is stored, with no new token. Raises StreamingError."""
+        self.check_whole(group)
         tables = [sequence.tables[group] for sequence in self.sequences]
         return build_step(tables, self.pool.block_size, 0, None, [False] * len(tables))
 
@@ -169,7 +185,7 @@ class Rows:
             child.tokens = self.tokens.fork()
             child.sequences = [manager.fork(sequence) for sequence in self.sequences]
         child.length, child.kept, child.seen = self.length, self.kept, dict(self.seen)
-        child.graphs, child.records_past = set(self.graphs), self.records_past
+        child.graphs, child.records_past, child.rules = set(self.graphs), self.records_past, self.rules
         return child
 
     def abandon(self) -> None:
@@ -227,7 +243,7 @@ class Rows:
             if not self.records_past:  # what the step needs is seen from its first token, which a rollback goes back to
                 manager.release_left(self.sequences)
             if not self.sequences:
-                self.sequences = [manager.create() for own in owns if own]
+                self.sequences = [manager.create(self.rules) for own in owns if own]
             self.copies = manager.grow(
                 list(zip(self.sequences, (c for c, own in zip(counts, owns, strict=False) if own), strict=True))
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from hfpaged.block_table import BlockTable
+from hfpaged.stream_rule import SinkTokens
 from hfpaged.token_chain import TokenChain
 
 
@@ -10,12 +11,15 @@ class Sequence:
     """What the block manager hands out. All tables of a sequence have the same length.
 
     `chain` tells what its tokens are, None where that is not known: then nothing of it can be found by others.
+    `sinks` are the first tokens of one that forgets those behind them.
     """
 
-    __slots__ = ("chain", "tables")
+    __slots__ = ("chain", "sinks", "tables")
 
-    def __init__(self, tables: tuple[BlockTable, ...], chain: TokenChain | None = None) -> None:
-        self.tables, self.chain = tables, chain
+    def __init__(
+        self, tables: tuple[BlockTable, ...], chain: TokenChain | None = None, sinks: SinkTokens | None = None
+    ) -> None:
+        self.tables, self.chain, self.sinks = tables, chain, sinks
 
     @property
     def length(self) -> int:

@@ -1,0 +1,67 @@
+"""Which models a streaming cache is right for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from hfpaged import compat
+from hfpaged.config import check_count
+from hfpaged.errors import InvalidConfigError, UnsupportedModelError
+from hfpaged.layer_groups import LayerGroup
+from hfpaged.sinks import takes_positions
+from hfpaged.stream_rule import stream_rules
+from hfpaged.streaming import Streaming
+
+DEFAULT_SINKS = 4  # what the paper found to be enough for all models that it tried
+
+
+def make_streaming(
+    model: PreTrainedModel | None, groups: tuple[LayerGroup, ...], num_layers: int, block_size: int,
+    window: int | None, sinks: int | None,
+) -> Streaming | None:  # fmt: skip
+    """What `PagedCache(model, window=, sinks=)` asks for; None where no layer would forget anything by it.
+
+    Raises InvalidConfigError, UnsupportedModelError.
+    """
+    if window is None:
+        if sinks is not None:
+            raise InvalidConfigError(f"sinks={sinks} without window=: say how many of the last tokens to keep as well")
+        return None
+    check_count("window", window, 1)
+    sinks = DEFAULT_SINKS if sinks is None else check_count("sinks", sinks, 0)
+    if model is None:
+        raise InvalidConfigError(
+            f"window={window} needs the model, whose forwards tell when to forget; write PagedCache(model, "
+            f"window={window})"
+        )
+    rules = stream_rules(groups, window, sinks, block_size)
+    why = _why_not(model, groups, num_layers, sinks) if rules else None
+    if why is not None:
+        raise UnsupportedModelError(f"{type(model).__name__} cannot stream with window={window}, sinks={sinks}: {why}")
+    return Streaming(rules, block_size) if rules else None
+
+
+def _why_not(model: PreTrainedModel, groups: tuple[LayerGroup, ...], num_layers: int, sinks: int) -> str | None:
+    config = model.config.get_text_config(decoder=True)
+    if sum(len(group.layers) for group in groups) < num_layers:
+        return "some of its layers keep a state of their own, in which all that is forgotten would live on"
+    if not compat.can_set_attention(model):
+        return "its attention has code of its own, which needs a dense view of all positions"
+    if getattr(config, "kv_lora_rank", None):
+        return "its keys are expanded from latent ones after the cache, from a dense view of all positions"
+    if getattr(config, "attention_chunk_size", None):
+        return "its layers attend in chunks, which are counted from the first position"
+    if compat.longest_with_same_positions(model.config) is not None:
+        return "its rotary positions change with the length of the text, and with them all keys that are stored"
+    if sinks and compat.scales_by_position(config):
+        return "its queries are scaled by their position, which is that in the whole text; use sinks=0"
+    if sinks and not (takes_positions(model) and _is_rotary(model)):
+        return "sinks move along with the window, which needs rotary positions; use sinks=0"
+    return None
+
+
+def _is_rotary(model: Any) -> bool:
+    """Whether some part of the model makes rotary positions, as those of transformers are called."""
+    return any("Rotary" in type(module).__name__ for module in model.modules())
