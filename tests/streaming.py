@@ -33,6 +33,11 @@ class PaperLayer(DynamicLayer):
         self.seen += keys.shape[2]
         return super().update(keys, values)
 
+    def crop(self, removed):
+        if removed:
+            self.keys, self.values = self.keys[:, :, :removed], self.values[:, :, :removed]
+        self.seen += removed
+
     def get_seq_length(self):
         return self.seen
 
