@@ -45,6 +45,7 @@ def paged_attention(
         if reason is None:
             assert isinstance(attention_mask, LazyMask)
             return _paged(module, key.step, query, _window(key.step, attention_mask), scaling, kwargs), None
+        key.step.rows.check_whole(key.step.group, reason)
         _count(reason, module)
     return _dense(module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **kwargs)
 

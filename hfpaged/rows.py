@@ -88,13 +88,13 @@ class Rows:
         """Whether layers of this group forget what is neither sink nor window."""
         return self.rules is not None and self.rules[group] is not None
 
-    def check_whole(self, group: int) -> None:
+    def check_whole(self, group: int, reason: str = "read as a tensor") -> None:
         """Raises StreamingError where rows have forgotten something: no dense view can show what is left."""
         if self.streams(group) and any(sequence.tables[group].first for sequence in self.sequences):
             raise StreamingError(
-                f"the cache streams and has forgotten a part of its {self.length} positions, so it has no dense view "
-                "of them any more: only the paged kernels can go on (no output_attentions, gradients, 4D masks, "
-                "padding behind tokens or reading of layers' keys); use a PagedCache without window= for these"
+                f"a cache with window= has forgotten a part of its {self.length} positions, so only the paged kernels "
+                f"can go on, and a dense view of all of them is needed here ({reason}); use a PagedCache without "
+                "window= for that"
             )
 
     def reading_step(self, group: int) -> Step:
