@@ -12,6 +12,7 @@ from transformers import DynamicCache
 
 import hfpaged
 from hfpaged import attention
+from hfpaged.bench.texts import PARAGRAPHS
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -515,3 +516,23 @@ def test_positions_that_begin_elsewhere_give_the_same_tokens():
         ids = text[:, start : start + 1]
         ours = forward(model, cache, ids, position_ids=torch.tensor([[1000 + start]]))
         torch.testing.assert_close(ours, forward(model, other, ids), atol=2e-4, rtol=2e-4)
+
+
+@pytest.mark.demo_model
+def test_the_demo_model_reads_on_with_sinks_and_loses_its_way_without(demo):
+    """What the paper is about. Perplexity behind the window, in pieces of a block."""
+    model, tokenizer = demo
+    ids = tokenizer(" ".join(PARAGRAPHS), return_tensors="pt")["input_ids"]
+
+    def perplexity(cache):
+        logits = torch.cat([forward(model, cache, part) for part in ids.split(16, dim=1)], dim=1)
+        losses = torch.nn.functional.cross_entropy(logits[0, :-1], ids[0, 1:], reduction="none")
+        return losses[128:].mean().exp().item()
+
+    try:
+        with_sinks, without = (perplexity(streaming(model, 64, sinks)) for sinks in (4, 0))
+        whole = perplexity(hfpaged.PagedCache(model, num_blocks=500))
+    finally:
+        hfpaged.unpatch(model)
+    assert 0.8 < with_sinks / whole < 1.2
+    assert without > 1.5 * with_sinks
