@@ -123,7 +123,7 @@ class PagedCache(DynamicCache):
         self._admission: Admission | Declined | None = None
         self._may_have_changed = False  # whether the weights may be others than those of the stored keys
         self._is_beside = False  # computes a part of a prompt for another cache
-        self._streaming: Streaming | None = None
+        self._streaming = None
         # Layers hold the rows, not the cache, so that a dropped cache dies at once and its blocks come back.
         self._finalizer = weakref.finalize(self, rows.abandon)
 
@@ -190,9 +190,7 @@ class PagedCache(DynamicCache):
         self._rows.expect(replace(plan, kept=None) if plan and stores_padding else plan)
         return left
 
-    def _forget(
-        self, streaming: Streaming, inputs: Mapping[str, Any], model: PreTrainedModel
-    ) -> dict[str, Any] | None:
+    def _forget(self, streaming: Streaming, inputs: Mapping[str, Any], model: PreTrainedModel) -> dict[str, Any] | None:
         """Let go of what this step and all later ones do not see; all of a long prompt but its end is computed."""
         if not self._rows.length:
             self._admission = declined(_FORGETS, inputs)

@@ -77,7 +77,7 @@ class Streaming:
         cuts = self._cuts(past, width)
         if not cuts:
             return None
-        content = self._readable_in_pieces(inputs, width, cuts[0])
+        content = self._readable_in_pieces(model, inputs, width, cuts[0])
         if width - cuts[-1] < inputs["logits_to_keep"]:
             cuts[-1] = width - inputs["logits_to_keep"]
         try:
@@ -93,8 +93,8 @@ class Streaming:
         first = max(self.chunk, self.sinks + self.window - past)
         return list(range(first, width, self.chunk))
 
-    def _readable_in_pieces(self, inputs: Mapping[str, Any], width: int, most: int) -> Content:
-        why, content = why_whole(inputs), read_content(inputs)
+    def _readable_in_pieces(self, model: PreTrainedModel, inputs: Mapping[str, Any], width: int, most: int) -> Content:
+        why, content = why_whole(inputs, model.config), read_content(inputs)
         tensors = {name for name, given in inputs.items() if isinstance(given, Tensor)}
         if why is None and inputs["logits_to_keep"] > self.chunk:
             why = f"the caller reads the last {inputs['logits_to_keep']} logits, a piece has {self.chunk}"

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch import nn
 from transformers import PreTrainedModel
 
 from hfpaged import compat
+from hfpaged.attention_code import writers
 from hfpaged.config import check_count
 from hfpaged.errors import InvalidConfigError, UnsupportedModelError
 from hfpaged.layer_groups import LayerGroup
@@ -18,10 +20,11 @@ DEFAULT_SINKS = 4  # what the paper found to be enough for all models that it tr
 
 
 def make_streaming(
-    model: PreTrainedModel | None, groups: tuple[LayerGroup, ...], num_layers: int, block_size: int,
+    model: nn.Module | None, groups: tuple[LayerGroup, ...], has_state: bool, block_size: int,
     window: int | None, sinks: int | None,
 ) -> Streaming | None:  # fmt: skip
     """What `PagedCache(model, window=, sinks=)` asks for; None where no layer would forget anything by it.
+    `has_state`: whether layers hold more than keys and values.
 
     Raises InvalidConfigError, UnsupportedModelError.
     """
@@ -37,21 +40,19 @@ def make_streaming(
             f"window={window})"
         )
     rules = stream_rules(groups, window, sinks, block_size)
-    why = _why_not(model, groups, num_layers, sinks) if rules else None
+    why = _why_not(compat.transformers_model(model), has_state, sinks) if rules else None
     if why is not None:
         raise UnsupportedModelError(f"{type(model).__name__} cannot stream with window={window}, sinks={sinks}: {why}")
     return Streaming(rules, block_size) if rules else None
 
 
-def _why_not(model: PreTrainedModel, groups: tuple[LayerGroup, ...], num_layers: int, sinks: int) -> str | None:
+def _why_not(model: PreTrainedModel, has_state: bool, sinks: int) -> str | None:
     config = model.config.get_text_config(decoder=True)
-    if sum(len(group.layers) for group in groups) < num_layers:
+    if has_state:
         return "some of its layers keep a state of their own, in which all that is forgotten would live on"
-    if not compat.can_set_attention(model):
+    if not all(code.is_switchable and code.hands_over and code.keeps_mask for _, code in writers(model)):
         return "its attention has code of its own, which needs a dense view of all positions"
-    if getattr(config, "kv_lora_rank", None):
-        return "its keys are expanded from latent ones after the cache, from a dense view of all positions"
-    if getattr(config, "attention_chunk_size", None):
+    if compat.chunk_size(model.config) is not None:
         return "its layers attend in chunks, which are counted from the first position"
     if compat.longest_with_same_positions(model.config) is not None:
         return "its rotary positions change with the length of the text, and with them all keys that are stored"

@@ -357,7 +357,7 @@ REFUSED = {
     "opt": ("opt", 4, "rotary positions; use sinks=0"),
     "bloom": ("bloom", 0, "attention has code of its own"),
     "falcon": ("falcon", 0, "attention has code of its own"),
-    "latent": ("deepseek_v3", 0, "latent"),
+    "latent": ("deepseek_v3", 0, "attention has code of its own"),
 }
 
 
