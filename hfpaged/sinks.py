@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from hfpaged import compat
-from hfpaged.content import Bools, read_content
+from hfpaged import compat, pictures
+from hfpaged.content import Bools, Content, read_content
 from hfpaged.errors import StreamingError
 from hfpaged.rows import Rows
 from hfpaged.sequence import Sequence
@@ -67,6 +67,16 @@ def move_sinks(cache: PagedCache, rows: Rows, model: PreTrainedModel) -> None:
         computed.free()
 
 
+def others_given(inputs: Mapping[str, Any], content: Content) -> list[str]:
+    """Inputs that belong to no single position, by name, but for empty ones: what holds pictures when there are any."""
+    return [name for name in pictures.input_names(content) if not _is_empty(inputs[name])]
+
+
+def _is_empty(given: Any) -> bool:
+    parts = given.values() if isinstance(given, Mapping) else given
+    return given is None or (isinstance(given, Mapping | list | tuple) and all(map(_is_empty, parts)))
+
+
 def takes_positions(model: PreTrainedModel) -> bool:
     return "position_ids" in inspect.signature(model.forward).parameters
 
@@ -95,7 +105,7 @@ def _forward_sinks(model: PreTrainedModel, beside: PagedCache, rows: list[tuple[
 def _read(inputs: Mapping[str, Any], past: int) -> tuple[Tensor, Tensor]:
     """Token ids and positions, both [batch, length]."""
     content = read_content(inputs)
-    if content is None or content.token_ids is None or content.by_position or content.keys:
+    if content is None or content.token_ids is None or content.by_position or others_given(inputs, content):
         raise StreamingError(
             "sinks= computes the first tokens of a text again and again, so it must be given as token ids alone, "
             f"not as {', '.join(sorted(name for name, given in inputs.items() if given is not None))}; use sinks=0, "

@@ -18,14 +18,11 @@ from hfpaged.content import Content, read_content
 from hfpaged.errors import StreamingError
 from hfpaged.prefix_sharing import why_whole
 from hfpaged.rows import Rows, StepPlan
-from hfpaged.sinks import move_sinks, read_sinks
+from hfpaged.sinks import move_sinks, others_given, read_sinks
 from hfpaged.stream_rule import SinkTokens, StreamRule, chunk_size
 
 if TYPE_CHECKING:
     from hfpaged.cache import PagedCache
-
-# Inputs that are no part of a token, and those that `cut_inputs` cuts whatever their shape.
-_CUT = {"attention_mask", "cache_position", "position_ids", "input_ids"}
 
 
 class Streaming:
@@ -95,10 +92,10 @@ class Streaming:
 
     def _readable_in_pieces(self, model: PreTrainedModel, inputs: Mapping[str, Any], width: int, most: int) -> Content:
         why, content = why_whole(inputs, model.config), read_content(inputs)
-        tensors = {name for name, given in inputs.items() if isinstance(given, Tensor)}
         if why is None and inputs["logits_to_keep"] > self.chunk:
             why = f"the caller reads the last {inputs['logits_to_keep']} logits, a piece has {self.chunk}"
-        if why is None and (content is None or tensors - _CUT - content.by_position.keys()):
+        others = others_given(inputs, content) if content else []
+        if why is None and not (content and all(isinstance(inputs[name], bool | int | float) for name in others)):
             why = "there are inputs that have no place among the tokens"
         mask = inputs.get("attention_mask")
         if why is None and mask is not None and not (isinstance(mask, Tensor) and mask.ndim == 2):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 
+import family_models
 import pytest
 import tiny_models
 import torch
@@ -536,3 +537,37 @@ def test_the_demo_model_reads_on_with_sinks_and_loses_its_way_without(demo):
         hfpaged.unpatch(model)
     assert 0.8 < with_sinks / whole < 1.2
     assert without > 1.5 * with_sinks
+
+
+@pytest.mark.parametrize("model_type", ["falcon_h1", "jamba", "deepseek_v32", "lfm2_moe"])
+def test_layers_with_a_state_do_not_forget_and_are_refused(model_type):
+    with pytest.raises(hfpaged.UnsupportedModelError, match="keep a state of their own"):
+        streaming(family_models.build(model_type))
+
+
+@pytest.mark.parametrize(
+    ("model_type", "why"),
+    [("llama4_text", "in chunks"), ("ministral3", "scaled by their position"), ("bert", "rotary")],
+)
+def test_positions_that_are_more_than_a_distance_are_refused(model_type, why):
+    with pytest.raises(hfpaged.UnsupportedModelError, match=why):
+        streaming(family_models.build(model_type))
+
+
+@pytest.mark.parametrize("model_type", ["gemma3", "fuyu"])
+def test_text_alone_streams_through_a_model_that_knows_pictures(model_type):
+    model = family_models.build(model_type)
+    cache = streaming(model, 16, 4, 4)
+    generate(model, cache, {"input_ids": torch.randint(3, 90, (2, 30))}, 40)
+    rules = [rule for rule in cache._rows.rules if rule]
+    assert all(table.first for table in cache._rows.sequences[0].tables if table.rule)
+    assert len(rules) >= 1
+
+
+def test_who_asks_why_nothing_was_shared_is_told():
+    model = tiny_models.make("llama")
+    cache = streaming(model)
+    generate(model, cache, tiny_models.prompts([70, 20]), 3)
+    assert [report.declined for report in cache.explain_last()] == [
+        "a cache with window=, which forgets: what it stores depends on what it has forgotten"
+    ] * 2
