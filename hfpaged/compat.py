@@ -174,12 +174,6 @@ def longest_with_same_positions(config: PreTrainedConfig) -> int | None:
     return int(next(length for length in original if length))
 
 
-def scales_by_position(config: PreTrainedConfig) -> bool:
-    """Whether queries are scaled by where they stand (Llama 4, Ministral 3), so that more than distance counts."""
-    rope = getattr(config, "rope_parameters", None) or {}
-    return bool(getattr(config, "attn_temperature_tuning", None) or rope.get("llama_4_scaling_beta"))
-
-
 def keeps_state(layer: Any) -> bool:
     """Whether one of transformers' own layers holds anything: those that use the keys of other layers do not."""
     return isinstance(layer, (CacheLayerMixin, LinearAttentionCacheLayerMixin))

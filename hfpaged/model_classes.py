@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 from typing import Any
 
@@ -18,9 +19,24 @@ from transformers.models.auto.modeling_auto import (
 from hfpaged.compat import cache_argument
 
 
+_SCALE = re.compile(r"def \w*attention_scaling\w*\(positions?(_ids)?\b")
+
+
 def has_blocks_of_images(model: PreTrainedModel) -> bool:
     """Whether its code makes masks in which the tokens of one picture see each other, later ones too."""
     return "block_sequence_ids" in _source_of(type(model))
+
+
+def scales_by_position(model: PreTrainedModel) -> bool:
+    """Whether queries are scaled by where they stand, so that more than distance counts: Llama 4 and Ministral 3, as
+    their configs tell, and others (Beam), whose code has a function for it.
+    """
+    config = model.config.get_text_config(decoder=True)
+    rope = getattr(config, "rope_parameters", None) or {}
+    if getattr(config, "attn_temperature_tuning", None) or rope.get("llama_4_scaling_beta"):
+        return True
+    classes = {type(module) for module in model.modules() if isinstance(module, PreTrainedModel)}
+    return any(map(_SCALE.search, map(_source_of, classes)))
 
 
 def _source_of(model_class: type) -> str:

@@ -12,6 +12,7 @@ from hfpaged.attention_code import writers
 from hfpaged.config import check_count
 from hfpaged.errors import InvalidConfigError, UnsupportedModelError
 from hfpaged.layer_groups import LayerGroup
+from hfpaged.model_classes import scales_by_position
 from hfpaged.sinks import takes_positions
 from hfpaged.stream_rule import stream_rules
 from hfpaged.streaming import Streaming
@@ -47,7 +48,6 @@ def make_streaming(
 
 
 def _why_not(model: PreTrainedModel, has_state: bool, sinks: int) -> str | None:
-    config = model.config.get_text_config(decoder=True)
     if has_state:
         return "some of its layers keep a state of their own, in which all that is forgotten would live on"
     if not all(code.is_switchable and code.hands_over and code.keeps_mask for _, code in writers(model)):
@@ -56,7 +56,7 @@ def _why_not(model: PreTrainedModel, has_state: bool, sinks: int) -> str | None:
         return "its layers attend in chunks, which are counted from the first position"
     if compat.longest_with_same_positions(model.config) is not None:
         return "its rotary positions change with the length of the text, and with them all keys that are stored"
-    if sinks and compat.scales_by_position(config):
+    if sinks and scales_by_position(model):
         return "its queries are scaled by their position, which is that in the whole text; use sinks=0"
     if sinks and not (takes_positions(model) and _is_rotary(model)):
         return "sinks move along with the window, which needs rotary positions; use sinks=0"

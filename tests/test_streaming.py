@@ -547,7 +547,12 @@ def test_layers_with_a_state_do_not_forget_and_are_refused(model_type):
 
 @pytest.mark.parametrize(
     ("model_type", "why"),
-    [("llama4_text", "in chunks"), ("ministral3", "scaled by their position"), ("bert", "rotary")],
+    [
+        ("llama4_text", "in chunks"),
+        ("ministral3", "scaled by their position"),
+        ("beam", "scaled by their position"),
+        ("bert", "rotary"),
+    ],
 )
 def test_positions_that_are_more_than_a_distance_are_refused(model_type, why):
     with pytest.raises(hfpaged.UnsupportedModelError, match=why):
@@ -571,3 +576,19 @@ def test_who_asks_why_nothing_was_shared_is_told():
     assert [report.declined for report in cache.explain_last()] == [
         "a cache with window=, which forgets: what it stores depends on what it has forgotten"
     ] * 2
+
+
+@pytest.mark.parametrize("letter", sorted({name[0] for name in family_models.MODEL_TYPES}))
+def test_every_family_that_streams_with_sinks_knows_distances_only(letter):
+    """Later positions for all tokens must change nothing, or sinks could not be moved."""
+    torch.manual_seed(0)
+    ids, places = torch.randint(3, 90, (1, 12)), torch.arange(12)[None]
+    for model_type in (name for name in family_models.MODEL_TYPES if name.startswith(letter)):
+        model = family_models.build(model_type)
+        try:
+            streaming(model, 16, 4, 4)
+        except hfpaged.UnsupportedModelError:
+            continue
+        with torch.no_grad():
+            here, later = (model(input_ids=ids, position_ids=places + shift).logits for shift in (0, 100))
+        torch.testing.assert_close(here, later, atol=1e-3 * here.abs().max().item(), rtol=1e-3, msg=model_type)
