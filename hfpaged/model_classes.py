@@ -18,7 +18,6 @@ from transformers.models.auto.modeling_auto import (
 
 from hfpaged.compat import cache_argument
 
-
 _SCALE = re.compile(r"def \w*attention_scaling\w*\(positions?(_ids)?\b")
 
 
