@@ -49,6 +49,7 @@ class Rows:
         self.uncopied: set[int] = set()  # layers that have not made them yet
         self.records_past = False  # blocks that left a window stay until the next crop
         self.in_forward = False  # whether a forward has begun that has not ended; known of patched models only
+        self._has_just_begun = False  # whether that forward is the one in which the rows began with known tokens
         self.past_length = 0
         self.late_padding = False  # whether the step has padding behind a token of its row
         self.seen: dict[int, int] = {}  # positions by layer, for layers that have seen any
@@ -120,16 +121,20 @@ class Rows:
 
     def begin_with(self, sequences: list[Sequence], length: int, kept: Bools | None) -> None:
         """Let these rows, which are empty, hold the first `length` positions: `sequences` store the `kept` ones."""
+        self._has_just_begun = True
         self.sequences, self.length, self.kept, self.steps = sequences, length, kept, []
         self.seen = {layer: length for group in self.pool.groups for layer in group.layers}
 
     def expect(self, plan: StepPlan | None) -> None:
         """A forward begins: the step before it is over, and can no longer be rolled back."""
+        self._has_just_begun = self._has_just_begun and self.in_forward
         self.plan, self.steps, self.in_forward = plan, [], True
 
     def rollback(self) -> None:
         """Undo the step under way, after an exception in the middle of a forward."""
         self.tokens.step_undone()
+        if self._has_just_begun:  # the known tokens go as well: who uses the cache next may bring another prompt
+            self.free()
         if not self.steps:
             return
         self.seen = {layer: min(seen, self.past_length) for layer, seen in self.seen.items()}
@@ -198,7 +203,7 @@ class Rows:
             self._give_back(manager)
         self.copies, self.uncopied = [], set()
         self.length, self.kept, self.plan, self.steps, self.seen = 0, None, None, [], {}
-        self.graphs = set()
+        self.graphs, self._has_just_begun = set(), False
 
     def _give_back(self, manager: BlockManager) -> None:
         self.tokens.settle(manager, self.sequences)
@@ -227,9 +232,10 @@ class Rows:
                 "batch_select_indices or batch_repeat_interleave to change rows, or a fresh cache"
             )
         same_as = plan.same_as if plan and not self.sequences and len(plan.same_as) == batch else list(range(batch))
+        self.past_length = self.length  # what a rollback goes back to, from the moment in which there is a step
         try:
             self._grow(same_as, query_length, kept)
-        except Exception:
+        except BaseException:  # Ctrl-C too: tables may have grown by then, and copies may be lost
             self.free()
             raise
         self.tokens.step_begins(self.sequences, self.length + query_length, query_length, kept)
@@ -270,7 +276,7 @@ class Rows:
                 manager.free(held[0])
 
     def _remember(self, batch: int, query_length: int, kept: Bools | None) -> None:
-        self.past_length, self.length = self.length, self.length + query_length
+        self.length += query_length
         self.late_padding = False
         if kept is not None or self.kept is not None:
             past = self.kept if self.kept is not None else np.ones((batch, self.past_length), dtype=bool)

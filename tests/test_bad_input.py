@@ -8,7 +8,7 @@ import torch
 from transformers import DynamicCache, EncoderDecoderCache, LogitsProcessor, LogitsProcessorList
 
 import hfpaged
-from hfpaged import compat
+from hfpaged import compat, rows
 
 CACHE = compat.cache_argument()
 
@@ -378,3 +378,23 @@ def test_ctrl_c_in_the_middle_of_a_forward_is_undone_when_the_cache_is_used_agai
     assert model.generate(**inputs, **arguments, **{compat.cache_argument(): cache}).tolist() == wanted
     cache.free()
     assert cache.pool.num_free == 100
+
+
+@pytest.mark.parametrize(("home", "name", "left"), [(rows, "build_step", 0), (rows.Rows, "_remember", 23)])
+def test_ctrl_c_between_the_tables_and_the_first_key_of_a_step_leaves_no_token_too_many(monkeypatch, home, name, left):
+    """Tables that have grown hold no keys yet. What they held is kept where no copy of theirs can be lost."""
+    model = hfpaged.patch(tiny_models.make("llama"))
+    inputs = tiny_models.prompts([22, 9, 17])
+    wanted = expected(model, inputs, 8)
+    cache, interrupt, function = paged(model), Interrupt(3, KeyboardInterrupt), getattr(home, name)
+
+    def interrupted(*args):
+        interrupt()
+        return function(*args)
+
+    monkeypatch.setattr(home, name, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        generate(model, cache, inputs, 8)
+    cache.end_step(completed=False)
+    assert cache.get_seq_length() == left
+    continue_and_compare(model, cache, inputs, wanted, 24)

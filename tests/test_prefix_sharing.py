@@ -407,6 +407,25 @@ def test_a_forward_that_breaks_half_way_publishes_nothing_that_is_half_written(e
     assert_generates_the_same(model, paged(model, pool), rows)
 
 
+@pytest.mark.parametrize("error", [Broken, KeyboardInterrupt])
+@pytest.mark.parametrize("layer", [0, 1])
+def test_after_a_forward_that_broke_behind_a_known_prefix_the_cache_serves_another_prompt(error, layer):
+    model = tiny_models.make("llama")
+    pool, broken = paged(model).pool, random_tokens(41, 7)
+    generate(model, paged(model, pool), [[*broken, 5]])
+    cache = paged(model, pool)
+
+    def interrupt(module, args, output):
+        raise error
+
+    hook = model.model.layers[layer].register_forward_hook(interrupt)
+    with pytest.raises(error):
+        generate(model, cache, [[*broken, 6]])
+    hook.remove()
+    assert_generates_the_same(model, cache, questions(3, 9))
+    pool.check_integrity()
+
+
 def test_threads_on_one_pool_get_their_own_answers(model):
     pool = paged(model, num_blocks=120).pool
     jobs = [questions(3 + seed, 9, seed=seed) for seed in range(4)]
