@@ -110,7 +110,8 @@ class PagedCache(DynamicCache):
         self._streaming = make_streaming(model, pool.groups, has_state, pool.block_size, window, sinks)
         self._rows.rules = self._streaming.rules if self._streaming else None
         if model is not None:
-            pool.models.add(model)
+            with pool.changing():
+                pool.models.add(model)
             patching.patch(model)
 
     def _adopt(self, rows: Rows, layers: list[Any]) -> None:
@@ -227,8 +228,9 @@ class PagedCache(DynamicCache):
     def _count_once(self) -> None:
         if isinstance(self._admission, Admission) and not self._is_beside:
             counts = self.pool.prefixes.index.counts
-            counts.queries += sum(len(items) // self._admission.root.width for items in self._admission.items)
-            counts.hits += sum(self._admission.hits)
+            with self.pool.changing():
+                counts.queries += sum(len(items) // self._admission.root.width for items in self._admission.items)
+                counts.hits += sum(self._admission.hits)
 
     def beside(self, *, shares: bool = True) -> tuple[PagedCache, Rows]:
         """An empty cache on the same pool with the same salt, to compute a part of a prompt for this one. It forgets

@@ -110,7 +110,8 @@ def _own_roots(
     """(the extra keys of each root under which a model of this pool will look, None for roots of other models; where
     that model computes, None for several devices). Raises PrefixFileError where all are of other models.
     """
-    models = list(pool.models)
+    with pool.changing():
+        models = list(pool.models)
     if not models:
         raise PrefixFileError(
             f"{path!r} may be of any model: this pool was made from a config, or its model is gone, so "

@@ -36,7 +36,6 @@ class Rows:
 
     def __init__(self, pool: KVPool, publishes: bool = True) -> None:
         self.pool = pool
-        pool.live_rows.add(self)
         self.tokens = RowTokens(pool, publishes)
         self.sequences: list[Sequence] = []
         self.rules: tuple[StreamRule | None, ...] | None = None  # by layer group, of a cache that forgets
@@ -54,6 +53,8 @@ class Rows:
         self.late_padding = False  # whether the step has padding behind a token of its row
         self.seen: dict[int, int] = {}  # positions by layer, for layers that have seen any
         self.graphs: set[int] = set()  # layers with stored keys that needed gradients
+        with pool.changing():  # other threads go through them there
+            pool.live_rows.add(self)
 
     @property
     def batch(self) -> int:
@@ -206,10 +207,12 @@ class Rows:
         self.graphs, self._has_just_begun = set(), False
 
     def _give_back(self, manager: BlockManager) -> None:
-        self.tokens.settle(manager, self.sequences)
-        for sequence in self.sequences + self._held:
-            manager.free(sequence)
-        self.sequences, self._held = [], []
+        try:
+            self.tokens.settle(manager, self.sequences)
+        finally:
+            for sequence in self.sequences + self._held:
+                manager.free(sequence)
+            self.sequences, self._held = [], []
 
     def settle_idle(self, manager: BlockManager) -> None:
         """Between two forwards: let others find all of it now. Another thread may be about to begin the next one."""

@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+import functools
+import sys
+import threading
+
 import hfpaged_kernels as kernels
 import numpy as np
 import pytest
@@ -953,3 +957,26 @@ class RowsMachine(RuleBasedStateMachine):
 
 TestRowsMachine = RowsMachine.TestCase
 TestRowsMachine.settings = settings(max_examples=50, stateful_step_count=25, deadline=None)
+
+
+def test_a_cache_may_be_made_while_another_thread_goes_through_all_of_them(request):
+    request.addfinalizer(functools.partial(sys.setswitchinterval, sys.getswitchinterval()))
+    sys.setswitchinterval(1e-6)
+    pool, failed = pool_of(), []
+    alive = [Rows(pool) for _ in range(300)]
+
+    def settle():
+        try:
+            while alive:
+                pool.settle_idle()
+        except Exception as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=settle)
+    thread.start()
+    for _ in range(5000):
+        alive.append(Rows(pool))
+        del alive[350:]
+    alive.clear()
+    thread.join()
+    assert not failed
