@@ -51,7 +51,9 @@ class PrefixCache:
         published already, the sequence uses that one and gives its own back, if it may `merge`.
         """
         chain, block_size = sequence.chain, self._manager.block_size
-        if chain is None or chain.length != sequence.length:
+        if chain is not None and chain.length != sequence.length:  # by a Ctrl-C between the two: never to be found,
+            chain = sequence.chain = None  # for cut to one length they would only seem to be the same tokens
+        if chain is None:
             return
         while len(chain.blocks) < chain.length // block_size:
             entry = self._publish_block(sequence, chain, len(chain.blocks), merge)

@@ -144,6 +144,18 @@ def test_a_sequence_gives_its_own_block_back_where_another_published_the_same_to
     texts.check()
 
 
+@pytest.mark.parametrize("too_many", [1, -1])
+def test_a_sequence_whose_tokens_and_slots_came_apart_is_never_found(too_many):
+    texts = Texts(20)
+    sequence = texts.manager.create()
+    sequence.chain = TokenChain(texts.root(), array("q", text_of(10 + too_many)))
+    texts.manager.grow([(sequence, 10)])
+    texts.prefixes.publish(sequence)
+    texts.manager.trim(sequence, 9)  # both are as long now, and not the same
+    texts.prefixes.publish(sequence)
+    assert texts.prefixes.index.num_blocks == 0
+
+
 def test_the_end_of_a_match_inside_of_a_block_is_copied_before_it_is_written():
     texts = Texts(20)
     first, _ = texts.start(text_of(8))
