@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hfpaged.cache import PagedCache
+    from hfpaged.cache_stats import CacheStats
     from hfpaged.errors import (
         AutogradError,
         CacheMismatchError,
@@ -27,13 +28,14 @@ if TYPE_CHECKING:
         UnsupportedModelError,
         WindowPassedError,
     )
-    from hfpaged.kv_pool import CacheStats, KVPool
+    from hfpaged.kv_pool import KVPool
     from hfpaged.patching import patch, patched, unpatch
     from hfpaged.prefix_report import PrefixReport, TokenDifference
 
 _HOMES = {
     "hfpaged.cache": ("PagedCache",),
-    "hfpaged.kv_pool": ("CacheStats", "KVPool"),
+    "hfpaged.cache_stats": ("CacheStats",),
+    "hfpaged.kv_pool": ("KVPool",),
     "hfpaged.patching": ("patch", "patched", "unpatch"),
     "hfpaged.prefix_report": ("PrefixReport", "TokenDifference"),
     "hfpaged.errors": (

@@ -23,7 +23,8 @@ from hfpaged.explain import Decoder, explain_match
 from hfpaged.kv_pool import KVPool
 from hfpaged.match_end import MatchEnd, match_end
 from hfpaged.prefill_plan import plan_prefill
-from hfpaged.prefix_index import Match, Root
+from hfpaged.prefix_block import Root
+from hfpaged.prefix_index import Match
 from hfpaged.prefix_report import PrefixReport
 from hfpaged.rows import Rows
 from hfpaged.sequence import Sequence

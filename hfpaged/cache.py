@@ -14,12 +14,13 @@ from transformers.cache_utils import Cache
 
 from hfpaged import compat, patching
 from hfpaged.admission import Admission, Declined, declined
+from hfpaged.cache_stats import CacheStats
 from hfpaged.config import DEFAULT_BLOCK_SIZE
 from hfpaged.content import read_content
 from hfpaged.errors import CacheMismatchError, InvalidConfigError, StreamingError, UnsupportedModelError
 from hfpaged.explain import Decoder
 from hfpaged.kv_format import KVFormat, resolve_format
-from hfpaged.kv_pool import CacheStats, KVPool
+from hfpaged.kv_pool import KVPool
 from hfpaged.layer_groups import group_layers
 from hfpaged.pageable import why_refused, windows_of
 from hfpaged.paged_layer import PagedLayer

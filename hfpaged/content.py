@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from hfpaged.block_hash import ExtraKey
+from hfpaged.errors import InvalidConfigError
 
 Bools = npt.NDArray[np.bool_]
 
@@ -112,6 +113,16 @@ def has_plain_positions(content: Content, kept: Bools | None, past: Iterable[int
         _is_plain(positions, places if kept is None else np.flatnonzero(kept[row]), start)
         for row, (positions, start) in enumerate(zip(content.positions, past, strict=True))
     )
+
+
+def one_prompt(input_ids: Any) -> array[int]:
+    """The ids of one prompt: numbers in a row, or a tensor [length] or [1, length]. Raises InvalidConfigError."""
+    ids = torch.as_tensor(input_ids)
+    if ids.ndim > 2 or (ids.ndim == 2 and len(ids) != 1):
+        raise InvalidConfigError(
+            f"input_ids of shape {tuple(ids.shape)} are not one prompt; give [length] or [1, length]"
+        )
+    return array("q", ids.flatten().tolist())
 
 
 def _positions(given: Any, shape: tuple[int, int]) -> Tensor | None:

@@ -14,7 +14,8 @@ from hfpaged.block_hash import ExtraKey, salt_key
 from hfpaged.common_runs import common_length, long_runs
 from hfpaged.match_end import MatchEnd, match_end
 from hfpaged.piece_kind import differing_pieces
-from hfpaged.prefix_index import PrefixBlock, PrefixIndex, Root
+from hfpaged.prefix_block import PrefixBlock, Root
+from hfpaged.prefix_index import PrefixIndex
 from hfpaged.prefix_report import PrefixReport, TokenDifference
 
 # How far behind a difference the tokens are compared.

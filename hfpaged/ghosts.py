@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from hfpaged.prefix_index import PrefixBlock
+from hfpaged.prefix_block import PrefixBlock
 
 
 class Ghosts:

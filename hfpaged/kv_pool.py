@@ -5,11 +5,9 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from array import array
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import psutil
@@ -17,7 +15,9 @@ import torch
 
 from hfpaged.block_manager import BlockManager
 from hfpaged.block_pool import BlockPool
+from hfpaged.cache_stats import CacheStats
 from hfpaged.config import check_block_size, check_num_blocks, format_bytes, parse_bytes
+from hfpaged.content import one_prompt
 from hfpaged.errors import InvalidConfigError
 from hfpaged.explain import Decoder, explain_prompt
 from hfpaged.kv_format import KVFormat
@@ -32,33 +32,6 @@ from hfpaged.prefix_saving import SavedPrefixes, save_prefixes
 DEFAULT_SHARE = 0.5
 # What of such a pool prefixes that nobody uses may keep.
 CACHED_SHARE = 0.25
-
-
-@dataclass(frozen=True)
-class CacheStats:
-    """What a pool holds, in blocks, tokens and bytes.
-
-    `bytes_reserved` is what the tensors take; `bytes_live` what tokens fill, shared ones counted once;
-    `waste_ratio` the part of the blocks in use that no live token fills. `tokens` is the mean over the layer groups:
-    those with a window hold fewer, for a token is gone from them once its block has left the window.
-
-    `blocks_cached` are free and keep a published prefix until they are needed. `prefix_queries` counts the prompt
-    tokens that were looked up, once per request, `prefix_hits` those that need not be computed for it,
-    `prefix_evictions` the published blocks that had to make room.
-    """
-
-    blocks_total: int
-    blocks_used: int
-    blocks_free: int
-    blocks_shared: int
-    bytes_reserved: int
-    bytes_live: int
-    waste_ratio: float
-    tokens: int
-    blocks_cached: int = 0
-    prefix_queries: int = 0
-    prefix_hits: int = 0
-    prefix_evictions: int = 0
 
 
 class KVPool:
@@ -133,14 +106,14 @@ class KVPool:
 
         What is known under this salt and this adapter last is kept, where models or weights have changed.
         """
-        items = _token_ids(input_ids)
+        items = one_prompt(input_ids)
         with self.changing():
             root = self.prefixes.last_root(salt, adapter)
             return self.prefixes.pin(root, items) if root else 0
 
     def unpin_prefix(self, input_ids: Any, salt: str | None = None, adapter: str | None = None) -> bool:
         """Undo `pin_prefix`; whether the prompt was pinned."""
-        items = _token_ids(input_ids)
+        items = one_prompt(input_ids)
         with self.changing():
             pinned = [root for root in self.prefixes.pinned(items) if is_for(root, salt, adapter)]
             for root in pinned:
@@ -189,7 +162,7 @@ class KVPool:
 
         Raises InvalidConfigError for several prompts.
         """
-        ids = _token_ids(input_ids)
+        ids = one_prompt(input_ids)
         with self.changing():
             facts = explain_prompt(self.prefixes.index, ids, salt, adapter)
         return facts.with_texts(tokenizer)
@@ -259,16 +232,6 @@ class KVPool:
                 f"({self.block_size} tokens each); one sequence needs at least {len(self.groups)}. Give more memory"
             )
         return count
-
-
-def _token_ids(input_ids: Any) -> array[int]:
-    """The ids of one prompt: numbers in a row, or a tensor [length] or [1, length]."""
-    ids = torch.as_tensor(input_ids)
-    if ids.ndim > 2 or (ids.ndim == 2 and len(ids) != 1):
-        raise InvalidConfigError(
-            f"input_ids of shape {tuple(ids.shape)} are not one prompt; give [length] or [1, length]"
-        )
-    return array("q", ids.flatten().tolist())
 
 
 def free_memory(device: torch.device) -> int:

@@ -10,7 +10,8 @@ from itertools import islice
 
 from hfpaged.block_table import GONE
 from hfpaged.common_runs import common_length
-from hfpaged.prefix_index import Match, PrefixBlock, PrefixIndex, Root
+from hfpaged.prefix_block import PrefixBlock, Root
+from hfpaged.prefix_index import Match, PrefixIndex
 
 # Of the blocks that go on behind the match, so many of the newest are compared.
 COMPARED = 256

@@ -14,7 +14,8 @@ from hfpaged.block_manager import BlockManager
 from hfpaged.block_table import GONE
 from hfpaged.errors import IntegrityError
 from hfpaged.layer_groups import visible_offset
-from hfpaged.prefix_index import Match, PrefixBlock, PrefixIndex, Root
+from hfpaged.prefix_block import PrefixBlock, Root
+from hfpaged.prefix_index import Match, PrefixIndex
 from hfpaged.sequence import Sequence
 from hfpaged.token_chain import TokenChain
 

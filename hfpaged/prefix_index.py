@@ -17,46 +17,12 @@ from hfpaged.block_table import GONE
 from hfpaged.common_runs import common_length
 from hfpaged.ghosts import Ghosts
 from hfpaged.layer_groups import visible_offset
+from hfpaged.prefix_block import PrefixBlock, Root, width_of
 
 # Evicted blocks that are remembered, some 600 bytes each.
 REMEMBERED = 4096
 # Of many blocks that go on behind one parent with the same first token, this many are compared.
 COMPARED = 32
-
-
-class Root:
-    """Where the chains of one set of extra keys begin. `width`: numbers that describe one position."""
-
-    def __init__(self, keys: tuple[ExtraKey, ...], width: int, digest: bytes) -> None:
-        self.keys, self.width, self.digest = keys, width, digest
-        self.children: dict[bytes, PrefixBlock] = {}
-        self.last_use = 0
-
-    def value(self, kind: str) -> str | None:
-        """The value of the extra key of that kind, None where it has none."""
-        return next((key.value for key in self.keys if key.kind == kind), None)
-
-
-class PrefixBlock:
-    """A full block of tokens under its parent. `blocks` has one block id per layer group, GONE where that group's
-    block was evicted, at `evicted_at`, or had left its window before it was published. `number` counts on.
-    """
-
-    __slots__ = ("blocks", "children", "digest", "evicted_at", "items", "number", "parent", "root")
-
-    def __init__(
-        self, parent: PrefixBlock | Root, digest: bytes, items: array[int], num_groups: int, number: int
-    ) -> None:
-        self.parent, self.digest, self.items, self.number = parent, digest, items, number
-        self.root: Root = parent if isinstance(parent, Root) else parent.root
-        self.blocks = [GONE] * num_groups
-        self.children: dict[bytes, PrefixBlock] = {}
-        self.evicted_at: float | None = None
-
-    @property
-    def is_gone(self) -> bool:
-        """Whether no layer group has its block any more."""
-        return all(block == GONE for block in self.blocks)
 
 
 @dataclass(frozen=True)
@@ -248,7 +214,3 @@ class PrefixIndex:
             root = gone.root
             if not root.children and self._roots.get(root.keys) is root:
                 del self._roots[root.keys]
-
-
-def width_of(parent: PrefixBlock | Root) -> int:
-    return parent.width if isinstance(parent, Root) else parent.root.width

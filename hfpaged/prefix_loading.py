@@ -15,7 +15,7 @@ from hfpaged.block_table import GONE
 from hfpaged.errors import PrefixFileError
 from hfpaged.fingerprint import model_keys, single_device
 from hfpaged.kv_storage import LayerStore
-from hfpaged.prefix_index import PrefixBlock
+from hfpaged.prefix_block import PrefixBlock
 from hfpaged.prefix_manifest import (
     PARTS,
     LayerKind,

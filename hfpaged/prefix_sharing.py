@@ -16,7 +16,7 @@ from hfpaged.block_hash import ExtraKey, salt_key
 from hfpaged.content import WIDE, Bools, Content, has_plain_positions
 from hfpaged.errors import OutOfBlocksError
 from hfpaged.fingerprint import model_keys
-from hfpaged.prefix_index import Root
+from hfpaged.prefix_block import Root
 from hfpaged.rows import Rows
 
 if TYPE_CHECKING:

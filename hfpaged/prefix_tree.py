@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 from hfpaged.block_hash import ExtraKey
 from hfpaged.block_table import GONE
-from hfpaged.prefix_index import PrefixBlock, PrefixIndex, Root
+from hfpaged.prefix_block import PrefixBlock, Root
+from hfpaged.prefix_index import PrefixIndex
 
 
 class Place(NamedTuple):

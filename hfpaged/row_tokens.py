@@ -7,7 +7,7 @@ from collections.abc import Sequence as Many
 from hfpaged.block_manager import BlockManager
 from hfpaged.content import Bools, Content, has_plain_positions, row_items
 from hfpaged.kv_pool import KVPool
-from hfpaged.prefix_index import Root
+from hfpaged.prefix_block import Root
 from hfpaged.sequence import Sequence
 from hfpaged.token_chain import TokenChain
 

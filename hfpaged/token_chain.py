@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass, field
 
-from hfpaged.prefix_index import PrefixBlock, Root
+from hfpaged.prefix_block import PrefixBlock, Root
 
 
 @dataclass

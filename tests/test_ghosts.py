@@ -3,7 +3,8 @@ from __future__ import annotations
 from array import array
 
 from hfpaged.ghosts import Ghosts
-from hfpaged.prefix_index import PrefixBlock, PrefixIndex
+from hfpaged.prefix_block import PrefixBlock
+from hfpaged.prefix_index import PrefixIndex
 
 
 def tree_of(*parents):

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from hfpaged import kv_pool
+from hfpaged.cache_stats import CacheStats
 from hfpaged.errors import IntegrityError, InvalidConfigError, OutOfBlocksError
 from hfpaged.kv_format import FORMATS
-from hfpaged.kv_pool import CacheStats, KVPool, free_memory
+from hfpaged.kv_pool import KVPool, free_memory
 from hfpaged.kv_storage import GROWTH
 from hfpaged.layer_groups import LayerGroup, group_layers
 
