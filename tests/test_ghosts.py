@@ -13,7 +13,7 @@ def tree_of(*parents):
     blocks = []
     for number, parent in enumerate(parents):
         above = root if parent is None else blocks[parent]
-        blocks.append(PrefixBlock(above, bytes([number]), array("q", [number]), 1))
+        blocks.append(PrefixBlock(above, bytes([number]), array("q", [number]), 1, number))
         above.children[blocks[-1].digest] = blocks[-1]
     return root, blocks
 
