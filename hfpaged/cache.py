@@ -332,6 +332,7 @@ class PagedCache(DynamicCache):
         """A fork: it shares all blocks, and copies one only when either of the two writes into it."""
         import copy
 
+        self._undo_interrupted()
         child = object.__new__(PagedCache)
         memo[id(self)] = child
         child._is_encoder_decoder, child.salt = self._is_encoder_decoder, self.salt

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import tiny_models
 import torch
@@ -378,6 +380,22 @@ def test_ctrl_c_in_the_middle_of_a_forward_is_undone_when_the_cache_is_used_agai
     assert model.generate(**inputs, **arguments, **{compat.cache_argument(): cache}).tolist() == wanted
     cache.free()
     assert cache.pool.num_free == 100
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_copy_of_an_interrupted_cache_holds_what_was_there_before_the_step(place):
+    model = hfpaged.patch(tiny_models.make("llama"))
+    inputs = tiny_models.prompts([22, 9, 17])
+    wanted = expected(model, inputs, 8)
+    cache = paged(model)
+    hook = PLACES[place](model.model.layers).register_forward_hook(Interrupt(3, KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        generate(model, cache, inputs, 8)
+    hook.remove()
+    child = copy.deepcopy(cache)
+    assert child.get_seq_length() == 23
+    cache.free()
+    continue_and_compare(model, child, inputs, wanted, 24)
 
 
 @pytest.mark.parametrize(("home", "name", "left"), [(rows, "build_step", 0), (rows.Rows, "_remember", 23)])
