@@ -44,4 +44,5 @@ class PrefixBlock:
 
 
 def width_of(parent: PrefixBlock | Root) -> int:
+    """Numbers that describe one position, behind a root or a block under it."""
     return parent.width if isinstance(parent, Root) else parent.root.width

@@ -118,6 +118,7 @@ class PrefixCache:
 
 
 def is_for(root: Root, salt: str | None, adapter: str | None) -> bool:
+    """Whether `root` is that of this salt and of no adapter but this one, None for without."""
     adapters = [key.value for key in root.keys if key.kind == "adapter"]
     wanted = None if salt is None else salt_key(salt).value
     return root.value("salt") == wanted and adapters == ([] if adapter is None else [adapter])

@@ -53,6 +53,7 @@ class LayerKind:
 
 
 def kind_of(store: LayerStore) -> LayerKind:
+    """What a layer with this store keeps."""
     heads, key_dim, value_dim, *dtypes, _ = store.signature
     key_dtype, value_dtype = (str(dtype).removeprefix("torch.") for dtype in dtypes)
     return LayerKind(int(str(heads)), int(str(key_dim)), int(str(value_dim)), key_dtype, value_dtype)
@@ -74,6 +75,7 @@ class Manifest:
 
 
 def installed_versions() -> dict[str, str]:
+    """Of the libraries that may build another model of the same config, and of our own."""
     return {name: version(name) for name in _LIBRARIES}
 
 
