@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from hfpaged.block_hash import ExtraKey
 
+_HARMLESS = {"accelerate", "hfpaged", "peft", "torch", "transformers"}
 SAMPLES = 8  # numbers of each tensor
 # What a config says about its origin and about how the same numbers are computed.
 _IGNORED = {"_name_or_path", "transformers_version", "dtype", "torch_dtype", "_attn_implementation", "use_cache"}
@@ -25,11 +26,12 @@ _IGNORED = {"_name_or_path", "transformers_version", "dtype", "torch_dtype", "_a
 
 @dataclass
 class Weights:
-    """What need not be made again while a model has the same tensors: views of their samples see new numbers."""
+    """What need not be made again while a model has the same tensors. It keeps none of them alive: a model that moves
+    to another device leaves its memory behind.
+    """
 
     addresses: list[int]
     shapes: bytes
-    samples: list[list[Tensor]]  # those of one device and dtype side by side
     devices: tuple[str, ...]  # of the parameters
 
 
@@ -38,15 +40,19 @@ _known: weakref.WeakKeyDictionary[nn.Module, Weights] = weakref.WeakKeyDictionar
 
 def model_fingerprint(model: nn.Module, config: Mapping[str, Any]) -> str:
     """Hexadecimal SHA-256, the same in every process that loads the same weights in the same dtypes."""
-    return fingerprint_of(weights_of(model), config)
+    tensors = _tensors(_modules(model))
+    return _fingerprint(tensors, _weights(model, tensors), config)
 
 
-def fingerprint_of(weights: Weights, config: Mapping[str, Any]) -> str:
-    """The same, of weights that were looked at just now."""
+def _fingerprint(tensors: list[Tensor], weights: Weights, config: Mapping[str, Any]) -> str:
     digest = hashlib.sha256(json.dumps(_without_origin(config), sort_keys=True, default=str).encode())
     digest.update(weights.shapes)
-    for alike in weights.samples:
-        digest.update(torch.cat(alike).view(torch.uint8).cpu().numpy().tobytes())
+    alike: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+    for part in (part for tensor in tensors for part in _plain(tensor)):
+        if part.device.type != "meta" and part.numel():
+            alike.setdefault((part.device, part.dtype), []).append(_sample(part))
+    for samples in alike.values():
+        digest.update(torch.cat(samples).view(torch.uint8).cpu().numpy().tobytes())
     return digest.hexdigest()
 
 
@@ -54,8 +60,9 @@ def model_keys(model: Any) -> tuple[ExtraKey, ...]:
     """What of the extra keys a transformers model decides by itself: its fingerprint, first, and its devices, where
     its blocks lie.
     """
-    weights = weights_of(model)
-    fingerprint = ExtraKey("model", fingerprint_of(weights, model.config.to_dict()))
+    tensors = _tensors(_modules(model))
+    weights = _weights(model, tensors)
+    fingerprint = ExtraKey("model", _fingerprint(tensors, weights, model.config.to_dict()))
     return fingerprint, *(ExtraKey("device", device) for device in weights.devices)
 
 
@@ -68,41 +75,64 @@ def single_device(model: nn.Module) -> torch.device | None:
 
 def weights_of(model: nn.Module) -> Weights:
     """Where the weights of a model are now."""
-    addresses = [_address(tensor) for tensor in _tensors(model)]
+    return _weights(model, _tensors(_modules(model)))
+
+
+def _weights(model: nn.Module, tensors: list[Tensor]) -> Weights:
+    addresses = [_address(tensor) for tensor in tensors]
     known = _known.get(model)
     if known is None or known.addresses != addresses:
         known = _known[model] = _look_at(model, addresses)
     return known
 
 
-def _tensors(model: nn.Module) -> list[Tensor]:
-    """All parameters and buffers, tied ones more than once. A quarter of the time of model.parameters(), which makes
-    their names on its way: this is asked in the middle of a generation, once per block.
+def _modules(model: nn.Module) -> list[nn.Module]:
+    """All modules inside, each once. A quarter of the time of model.modules(), which makes their names on its way: this
+    is asked in the middle of a generation, once per block.
     """
-    found: list[Tensor | None] = []
-    seen: set[nn.Module] = set()
+    found: dict[nn.Module, None] = {}
     left: list[nn.Module | None] = [model]
     while left:
         module = left.pop()
-        if module is None or module in seen:
-            continue
-        seen.add(module)
+        if module is not None and module not in found:
+            found[module] = None
+            left += module._modules.values()
+    return list(found)
+
+
+def _tensors(modules: list[nn.Module]) -> list[Tensor]:
+    """All parameters and buffers, tied ones more than once."""
+    found: list[Tensor | None] = []
+    for module in modules:
         found += module._parameters.values()
         found += module._buffers.values()
-        left += module._modules.values()
     return [tensor for tensor in found if tensor is not None]
+
+
+def hook_keys(model: nn.Module) -> list[ExtraKey]:
+    """Hooks that may change what a layer computes, by the numbers under which torch keeps them, each given once in a
+    process. Those of the libraries that we know change nothing, or tell it in another way.
+    """
+    return [
+        ExtraKey("hook", f"{place}.{number}")
+        for place, module in enumerate(_modules(model))
+        if module._forward_hooks or module._forward_pre_hooks
+        for number, hook in (*module._forward_hooks.items(), *module._forward_pre_hooks.items())
+        if _home(hook) not in _HARMLESS
+    ]
+
+
+def _home(hook: Any) -> str:
+    """The library that a hook comes from."""
+    code = getattr(hook, "func", hook)
+    return str(getattr(code, "__module__", type(code).__module__)).split(".")[0]
 
 
 def _look_at(model: nn.Module, addresses: list[int]) -> Weights:
     named = [*model.named_parameters(), *model.named_buffers()]
     shapes = "\n".join(f"{name} {tuple(tensor.shape)} {tensor.dtype}" for name, tensor in named)
-    plain = [part for _, tensor in named for part in _plain(tensor)]
-    alike: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
-    for part in plain:
-        if part.device.type != "meta" and part.numel():
-            alike.setdefault((part.device, part.dtype), []).append(_sample(part))
     devices = {str(parameter.device) for parameter in model.parameters()}
-    return Weights(addresses, shapes.encode(), list(alike.values()), tuple(sorted(devices)))
+    return Weights(addresses, shapes.encode(), tuple(sorted(devices)))
 
 
 def _without_origin(part: Any) -> Any:
@@ -124,14 +154,15 @@ def _plain(tensor: Tensor) -> Iterator[Tensor]:
         for name in tensor.__tensor_flatten__()[0]:
             yield from _plain(getattr(tensor, name))
     else:
-        yield tensor.detach().as_subclass(Tensor)
+        plain = tensor.detach()
+        yield plain if type(plain) is Tensor else plain.as_subclass(Tensor)
 
 
 def _sample(tensor: Tensor) -> Tensor:
     """A view of a few numbers from all over the tensor; of one that does not lie in a row, from its diagonal."""
     if tensor.is_contiguous():
-        flat = tensor.view(-1)
-        return flat[:: max(1, flat.numel() // SAMPLES)][:SAMPLES]
+        step = max(1, tensor.numel() // SAMPLES)
+        return tensor.as_strided((min(SAMPLES, tensor.numel()),), (step,))
     step = max(1, min(tensor.shape) // SAMPLES)
     count = min(SAMPLES, -(-min(tensor.shape) // step))
     return tensor.as_strided((count,), (step * sum(tensor.stride()),))

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 
 _KEY_NAMES = {
     "adapter": "with another adapter, or with none",
+    "adapter scales": "with an adapter at another scale",
     "autocast": "under another autocast dtype",
     "device": "on another device",
+    "hook": "under other forward hooks",
     "model": "for other weights of the model",
     "salt": "under another salt",
     "width": "with other inputs besides the tokens",
@@ -73,7 +75,8 @@ class PrefixReport:
         "evicted": at `evicted_at` (seconds since 1970) a block had to make room; `lost_tokens` more would be known;
         "left window": the next tokens are known, but not those that the windows of some layers show;
         "other key": `other_tokens` are known for other extra keys, which differ in `differing_keys` ("salt",
-            "adapter", "model", "device", "autocast", "width", "input:" and a name), whose values are not told;
+            "adapter", "adapter scales", "model", "device", "autocast", "hook", "width", "input:" and a name), whose
+            values are not told;
         "differs": see `difference`.
 
     It tells about prompts of everybody on the pool, if not their salts: it is for whoever runs them, not for tenants.

@@ -15,7 +15,7 @@ from hfpaged.admission import Admission, Declined, Inputs, Prompts, cut_inputs, 
 from hfpaged.block_hash import ExtraKey, salt_key
 from hfpaged.content import WIDE, Bools, Content, has_plain_positions
 from hfpaged.errors import OutOfBlocksError
-from hfpaged.fingerprint import model_keys
+from hfpaged.fingerprint import hook_keys, model_keys
 from hfpaged.prefix_block import Root
 from hfpaged.rows import Rows
 
@@ -30,7 +30,7 @@ NEVER = 10**12
 
 def root_keys(model: PreTrainedModel, salt: str | None) -> tuple[ExtraKey, ...]:
     """All that decides about keys besides the inputs: weights, devices, active adapters, autocast, and for whom."""
-    keys = list(model_keys(model))
+    keys = [*model_keys(model), *hook_keys(model)]
     keys += [ExtraKey("adapter", name) for name in compat.active_adapters(model)]
     scales = compat.adapter_scales(model)
     keys += [] if scales is None else [ExtraKey("adapter scales", hashlib.sha256(scales.encode()).hexdigest())]
@@ -143,10 +143,16 @@ class _Pieces:
     def forward(self, row: int, stop: int) -> Rows:
         """Compute the first `stop` tokens of a row; the rows that hold them."""
         first = self._content.shape[1] - self._lengths[row]
-        inputs = cut_inputs(self._inputs, self._content, slice(row, row + 1), slice(first, first + stop))
+        columns = slice(first, first + stop)
+        inputs = cut_inputs(self._inputs, self._content, slice(row, row + 1), columns)
         beside, rows = self._cache.beside()
         self._alive.append(beside)
-        names = {"attention_mask": None, "logits_to_keep": 1, compat.cache_argument(): beside}
+        mask = self._inputs.get("attention_mask")
+        names = {
+            "attention_mask": None if mask is None else mask[row : row + 1, columns],
+            "logits_to_keep": 1,
+            compat.cache_argument(): beside,
+        }
         self._model(**_without_cache(inputs) | names)
         return rows
 

@@ -48,7 +48,7 @@ def flatten(index: PrefixIndex, windows: Many[int | None], cached: Many[int]) ->
     entries: list[PrefixBlock] = []
     for root in reversed(index.roots):
         found = _findable(root, windows)
-        if not found:
+        if not found or root.value("hook") is not None:  # hooks are known by numbers of this process
             continue
         width = ExtraKey("width", str(root.width))
         tree.roots.append((root.width, tuple(key for key in root.keys if key != width)))

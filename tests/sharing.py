@@ -78,14 +78,18 @@ class Counted:
 def counting(model: Any) -> Iterator[Counted]:
     counted = Counted()
 
-    def count(module: Any, args: Any) -> None:
-        counted.forwards.append(args[0].numel())
+    embedding = model.get_input_embeddings()
+    own = embedding.forward
 
-    hook = model.get_input_embeddings().register_forward_pre_hook(count)
+    def count(ids: Any) -> Any:
+        counted.forwards.append(ids.numel())
+        return own(ids)
+
+    embedding.forward = count  # no hook, which would be part of the key of a prefix
     try:
         yield counted
     finally:
-        hook.remove()
+        del embedding.forward
 
 
 @torch.no_grad()

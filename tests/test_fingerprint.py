@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import hfpaged
-from hfpaged.fingerprint import _tensors, model_fingerprint, weights_of
+from hfpaged.fingerprint import _modules, _tensors, model_fingerprint, weights_of
 
 
 def fingerprint(model):
@@ -152,7 +152,7 @@ class Odd(nn.Module):
 @pytest.mark.parametrize("make", [Odd, lambda: tiny_models.shared("gpt2"), lambda: tiny_models.shared("gpt_oss")])
 def test_all_parameters_and_buffers_are_looked_at(make):
     model = make()
-    assert {id(t) for t in _tensors(model)} == {id(t) for t in (*model.parameters(), *model.buffers())}
+    assert {id(t) for t in _tensors(_modules(model))} == {id(t) for t in (*model.parameters(), *model.buffers())}
 
 
 def test_a_model_and_its_copy_have_one_fingerprint_and_another_model_has_another():

@@ -229,3 +229,24 @@ def test_nobody_shares_who_is_another_salt(model):
             generate(model, paged(model, pool, salt=salt), [tokens], new=1)
         assert counted.tokens == len(tokens)
     assert pool.stats().prefix_hits == 0
+
+
+def test_what_was_computed_under_a_hook_is_not_saved(tmp_path):
+    model = tiny_models.make("llama")
+    pool = paged(model).pool
+    model.model.layers[0].register_forward_hook(lambda module, args, output: output + 0.5)
+    generate(model, paged(model, pool), [random_tokens(40, 1)])
+    assert pool.stats().blocks_cached > 0
+    assert pool.save_prefixes(tmp_path / "prefixes.safetensors").blocks == 0
+
+
+def test_a_hook_that_steers_a_layer_finds_nothing_that_was_computed_without_it():
+    model = tiny_models.make("llama")
+    pool, prompt = paged(model).pool, random_tokens(40, 1)
+    generate(model, paged(model, pool), [prompt])
+    handle = model.model.layers[0].register_forward_hook(lambda module, args, output: output + 0.5)
+    assert_generates_the_same(model, paged(model, pool), [prompt])
+    assert pool.stats().prefix_hits == 0
+    handle.remove()
+    assert_generates_the_same(model, paged(model, pool), [prompt])
+    assert pool.stats().prefix_hits > 0
