@@ -107,8 +107,7 @@ class PagedCache(DynamicCache):
             raise InvalidConfigError(f"salt={salt!r} is no text; give a str that others do not know, or None")
         self.salt, self._shares_prefixes = salt, prefix_sharing
         self._adopt(Rows(pool, publish), layers)
-        has_state = any(map(compat.keeps_state, self._own_layers))
-        self._streaming = make_streaming(model, pool.groups, has_state, pool.block_size, window, sinks)
+        self._streaming = make_streaming(model, pool.groups, self._has_state, pool.block_size, window, sinks)
         self._rows.rules = self._streaming.rules if self._streaming else None
         if model is not None:
             with pool.changing():
@@ -122,6 +121,7 @@ class PagedCache(DynamicCache):
                 layers[index] = paged_layer(rows, group_index, place, layers[index])
         Cache.__init__(self, layers=layers)
         self._rows = rows
+        self._has_state = any(map(compat.keeps_state, self._own_layers))
         self._admission: Admission | Declined | None = None
         self._may_have_changed = False  # whether the weights may be others than those of the stored keys
         self._is_beside = False  # computes a part of a prompt for another cache
@@ -203,9 +203,8 @@ class PagedCache(DynamicCache):
         if not self._shares_prefixes:
             return None
         rows, tokens = self._rows, self._rows.tokens
-        has_state = any(compat.keeps_state(layer) for layer in self._own_layers)
-        content = None if has_state or not may_share else read_content(inputs)
-        if has_state:
+        content = None if self._has_state or not may_share else read_content(inputs)
+        if self._has_state:
             reason: str | None = _OWN_STATE
         else:
             reason = why_not_shared(model, inputs, content) if may_share else _STORED_PADDING
