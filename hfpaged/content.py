@@ -117,10 +117,16 @@ def has_plain_positions(content: Content, kept: Bools | None, past: Iterable[int
 
 def one_prompt(input_ids: Any) -> array[int]:
     """The ids of one prompt: numbers in a row, or a tensor [length] or [1, length]. Raises InvalidConfigError."""
-    ids = torch.as_tensor(input_ids)
-    if ids.ndim > 2 or (ids.ndim == 2 and len(ids) != 1):
+    try:
+        ids = torch.as_tensor(input_ids)
+    except (TypeError, ValueError, RuntimeError) as error:
         raise InvalidConfigError(
-            f"input_ids of shape {tuple(ids.shape)} are not one prompt; give [length] or [1, length]"
+            f"input_ids={input_ids!r:.80} are no token ids; give tokenizer(text)['input_ids']"
+        ) from error
+    if (ids.numel() and ids.is_floating_point()) or ids.ndim > 2 or (ids.ndim == 2 and len(ids) != 1):
+        raise InvalidConfigError(
+            f"input_ids of shape {tuple(ids.shape)} and {ids.dtype} are not one prompt; give whole numbers [length] or "
+            "[1, length]"
         )
     return array("q", ids.flatten().tolist())
 

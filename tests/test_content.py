@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from hfpaged.content import WIDE, has_plain_positions, read_content, row_items
+from hfpaged.content import WIDE, has_plain_positions, one_prompt, read_content, row_items
+from hfpaged.errors import InvalidConfigError
 
 IDS = torch.tensor([[0, 0, 5, 6], [7, 8, 9, 10]])
 KEPT = np.array([[False, False, True, True], [True] * 4])
@@ -124,3 +125,9 @@ def test_without_positions_a_model_counts_padding_in():
     assert has_plain_positions(content, None, [0, 0])
     assert has_plain_positions(content, np.ones((2, 4), dtype=bool), [0, 0])
     assert not has_plain_positions(content, KEPT, [0, 0])
+
+
+@pytest.mark.parametrize("wrong", ["a text", ["a", "text"], [[1, 2], [3]], [1.5, 2.0], [[1, 2], [3, 4]], None])
+def test_what_is_not_the_ids_of_one_prompt_is_refused_by_name(wrong):
+    with pytest.raises(InvalidConfigError, match="input_ids"):
+        one_prompt(wrong)
