@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
-from hfpaged import attention_origin, compat
+from hfpaged import adapters, attention_origin, compat
 from hfpaged.attention import paged_attention
 from hfpaged.attention_code import stores_padding, switchable_configs
 from hfpaged.errors import UnsupportedModelError
@@ -129,8 +129,8 @@ def _before_forward(
     cache, named = _paged_cache(names, args, kwargs)
     if cache is None:
         return None
-    adapters = compat.row_adapters(module)  # equal rows under different adapters have different keys
-    named = named if adapters is None else named | {"adapter_names": adapters}
+    by_row = adapters.row_adapters(module)  # equal rows under different adapters have different keys
+    named = named if by_row is None else named | {"adapter_names": by_row}
     left = cache.expect(named, module, stores_padding=keeps_padding)
     return None if left is None else ((), left)
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from hfpaged import compat, pictures
+from hfpaged import adapters, compat, pictures
 from hfpaged.admission import Admission, Declined, Inputs, Prompts, cut_inputs, declined
 from hfpaged.block_hash import ExtraKey, salt_key
 from hfpaged.content import WIDE, Bools, Content, has_plain_positions
@@ -31,8 +31,8 @@ NEVER = 10**12
 def root_keys(model: PreTrainedModel, salt: str | None) -> tuple[ExtraKey, ...]:
     """All that decides about keys besides the inputs: weights, devices, active adapters, autocast, and for whom."""
     keys = [*model_keys(model), *hook_keys(model)]
-    keys += [ExtraKey("adapter", name) for name in compat.active_adapters(model)]
-    scales = compat.adapter_scales(model)
+    keys += [ExtraKey("adapter", name) for name in adapters.active_adapters(model)]
+    scales = adapters.adapter_scales(model)
     keys += [] if scales is None else [ExtraKey("adapter scales", hashlib.sha256(scales.encode()).hexdigest())]
     device = model.device.type
     if torch.is_autocast_enabled(device):
@@ -60,7 +60,8 @@ def why_not_shared(model: PreTrainedModel, inputs: Inputs, content: Content | No
     mask = inputs.get("attention_mask")
     if mask is not None and not (isinstance(mask, Tensor) and mask.ndim == 2):
         return "an attention mask that is not [batch, length]"
-    longest = compat.longest_with_same_positions(model.config)
+    # A decode step, which is asked all this for each token, is no long prompt.
+    longest = compat.longest_with_same_positions(model.config) if content.shape[1] > 1 else None
     if longest is not None and content.shape[1] > longest:
         return f"rotary positions that change for all tokens of a prompt longer than {longest}"
     return None

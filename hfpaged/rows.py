@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -14,18 +13,8 @@ from hfpaged.errors import CacheMismatchError, StreamingError
 from hfpaged.kv_pool import KVPool
 from hfpaged.row_tokens import RowTokens
 from hfpaged.sequence import Sequence
-from hfpaged.step import Step, build_step
+from hfpaged.step import Step, StepPlan, build_step
 from hfpaged.stream_rule import StreamRule
-
-
-@dataclass(frozen=True)
-class StepPlan:
-    """What is known of a step before its first key: which of its tokens are padding (`kept` False, shape
-    [batch, query_length]; None: none is), and for each row the first row with the very same tokens.
-    """
-
-    kept: Bools | None
-    same_as: list[int]
 
 
 class Rows:

@@ -50,6 +50,16 @@ class Step:
         return self._on_device[device]
 
 
+@dataclass(frozen=True)
+class StepPlan:
+    """What is known of a step before its first key: which of its tokens are padding (`kept` False, shape
+    [batch, query_length]; None: none is), and for each row the first row with the very same tokens.
+    """
+
+    kept: npt.NDArray[np.bool_] | None
+    same_as: list[int]
+
+
 def build_step(
     tables: Many[BlockTable],
     block_size: int,

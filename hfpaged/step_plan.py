@@ -11,7 +11,8 @@ from torch import Tensor
 
 from hfpaged.content import Bools
 from hfpaged.errors import CacheMismatchError
-from hfpaged.rows import Rows, StepPlan
+from hfpaged.rows import Rows
+from hfpaged.step import StepPlan
 
 # Inputs that tell rows apart, with their number of dimensions, the rows first.
 _BY_ROW = {"input_ids": 2, "position_ids": 2, "token_type_ids": 2, "inputs_embeds": 3}

@@ -17,8 +17,9 @@ from hfpaged.admission import cut_inputs
 from hfpaged.content import Content, read_content
 from hfpaged.errors import StreamingError
 from hfpaged.prefix_sharing import why_whole
-from hfpaged.rows import Rows, StepPlan
+from hfpaged.rows import Rows
 from hfpaged.sinks import move_sinks, others_given, read_sinks
+from hfpaged.step import StepPlan
 from hfpaged.stream_rule import SinkTokens, StreamRule, chunk_size
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from transformers import DynamicCache
 
 import hfpaged
 from hfpaged import compat
-from hfpaged.compat import active_adapters, row_adapters
+from hfpaged.adapters import active_adapters, row_adapters
 from hfpaged.patching import is_patched
 
 CACHE = compat.cache_argument()

@@ -10,7 +10,7 @@ import torch
 from family_models import build
 
 import hfpaged
-from hfpaged import compat
+from hfpaged import adapters, compat
 from hfpaged.block_hash import ExtraKey
 from hfpaged.block_table import GONE
 from hfpaged.explain import explain_match, explain_prompt
@@ -291,7 +291,7 @@ def test_a_longer_match_under_another_salt_is_told_before_the_own_short_one(hous
 def test_adapters_are_told_from_each_other(house, monkeypatch):
     ids = prompt("09:30", DOG)
     active = []
-    monkeypatch.setattr(compat, "active_adapters", lambda model: tuple(active))
+    monkeypatch.setattr(adapters, "active_adapters", lambda model: tuple(active))
     house.ask(ids)
     active.append("poet")
     report = house.last(ids)

@@ -22,7 +22,8 @@ FLOORS = {
     " prefix_report explain stream_rule",
     1: "kv_format kv_storage kv_pool content fingerprint shared_runs step row_tokens rows step_plan admission"
     " tensor_file prefix_manifest prefix_saving prefix_loading",
-    2: "compat graph handle paged_layer state_layer model_classes pageable mask_pattern mask attention attention_code"
+    2: "adapters compat"
+    " graph handle paged_layer state_layer model_classes pageable mask_pattern mask attention attention_code"
     " attention_origin pictures prefix_sharing cache patching sinks streaming streaming_support",
     3: "__init__ __main__ cli demo demo_model demo_wheel measure bench* verdict support",
 }

@@ -20,7 +20,7 @@ from sharing import (
 )
 
 import hfpaged
-from hfpaged import compat, prefix_sharing
+from hfpaged import adapters, prefix_sharing
 from hfpaged.content import read_content
 
 
@@ -104,7 +104,7 @@ def test_a_tensor_that_has_a_prompts_shape_by_accident_is_no_input_by_position()
 def test_a_chat_whose_adapter_changes_is_not_found_under_the_old_one(model, monkeypatch, names, later, turns):
     """The stand-in for an adapter changes what the first layer computes."""
     active = list(names)
-    monkeypatch.setattr(compat, "active_adapters", lambda model: tuple(active))
+    monkeypatch.setattr(adapters, "active_adapters", lambda model: tuple(active))
     cache = paged(model)
 
     def beside_the_weights(module, args, output):  # so that the fingerprint does not see it

@@ -21,7 +21,8 @@ from hfpaged.kv_format import FORMATS
 from hfpaged.kv_pool import KVPool
 from hfpaged.layer_groups import LayerGroup
 from hfpaged.paged_layer import dense_rows
-from hfpaged.rows import Rows, StepPlan
+from hfpaged.rows import Rows
+from hfpaged.step import StepPlan
 
 HEADS, KEY_DIM, VALUE_DIM = 2, 4, 3
 ONE_GROUP = (LayerGroup(None, (0, 1)),)

@@ -11,7 +11,8 @@ from hfpaged.errors import CacheMismatchError
 from hfpaged.kv_format import FORMATS
 from hfpaged.kv_pool import KVPool
 from hfpaged.layer_groups import LayerGroup
-from hfpaged.rows import Rows, StepPlan
+from hfpaged.rows import Rows
+from hfpaged.step import StepPlan
 from hfpaged.step_plan import plan_step
 
 

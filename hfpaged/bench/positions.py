@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from hfpaged.bench.generation import Rows
+from hfpaged.bench.result import Measured
 from hfpaged.bench.watch import Watch
 
 
@@ -39,3 +41,25 @@ def counted(model: PreTrainedModel) -> Iterator[PrefillPositions]:
         yield positions
     finally:
         hook.remove()
+
+
+class Counted(Protocol):
+    """What one side did: the positions that its prefills computed, and its tokens."""
+
+    @property
+    def positions(self) -> int: ...
+
+    @property
+    def rows(self) -> Rows: ...
+
+
+def still_computed(plain: Counted, paged: Counted, note: str) -> Measured:
+    """The part of the positions of `plain` that `paged` computed."""
+    return Measured(
+        value=paged.positions / plain.positions,
+        plain=plain.positions,
+        paged=paged.positions,
+        unit="pos",
+        same_tokens=plain.rows == paged.rows,
+        note=note,
+    )

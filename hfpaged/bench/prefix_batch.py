@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 
 from hfpaged.bench.generation import Rows, generate
-from hfpaged.bench.positions import counted
+from hfpaged.bench.positions import counted, still_computed
 from hfpaged.bench.prefix_prompts import prompts_of
 from hfpaged.bench.random_prompts import left_padded
 from hfpaged.bench.result import Measured
@@ -32,13 +32,10 @@ class BatchRun:
 def prefill(setting: Setting, shape: Shape) -> Measured:
     """The value is the part of the positions that hfpaged still computes."""
     plain, paged = _runs(setting, shape)
-    return Measured(
-        value=paged.positions / plain.positions,
-        plain=plain.positions,
-        paged=paged.positions,
-        unit="pos",
-        same_tokens=plain.rows == paged.rows,
-        note=f"first token after {paged.first:.1f} s, transformers {plain.first:.1f} s",
+    return still_computed(
+        plain,
+        paged,
+        f"first token after {paged.first:.1f} s, transformers {plain.first:.1f} s",
     )
 
 

@@ -11,7 +11,7 @@ import torch
 
 import hfpaged
 from hfpaged.bench.generation import Rows, generate
-from hfpaged.bench.positions import counted
+from hfpaged.bench.positions import counted, still_computed
 from hfpaged.bench.prefix_prompts import prompts_of
 from hfpaged.bench.result import Measured
 from hfpaged.bench.setting import Setting
@@ -49,11 +49,8 @@ def measure(setting: Setting, shape: Shape) -> Measured:
     for prompt in prompts_of(setting, shape):
         for served in (plain, paged):
             served.serve(setting, prompt, shape.new)
-    return Measured(
-        value=paged.positions / plain.positions,
-        plain=plain.positions,
-        paged=paged.positions,
-        unit="pos",
-        same_tokens=plain.rows == paged.rows,
-        note=f"{shape.new} tokens for each in {paged.seconds:.1f} s, transformers {plain.seconds:.1f} s",
+    return still_computed(
+        plain,
+        paged,
+        f"{shape.new} tokens for each in {paged.seconds:.1f} s, transformers {plain.seconds:.1f} s",
     )
