@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from hfpaged_kernels import reference
+from hfpaged_kernels.quantized import Cache, QuantizedCache
 
 logger = logging.getLogger("hfpaged.kernels")
 
@@ -23,26 +24,31 @@ def backend(device: torch.device) -> str:
     return _form(device.type).__name__.rsplit(".", 1)[-1].removesuffix("_form").replace("reference", "torch")
 
 
-def write_kv(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slots: Tensor) -> None:
+def write_kv(key: Tensor, value: Tensor, key_cache: Cache, value_cache: Cache, slots: Tensor) -> None:
     """Store new keys and values ([num_tokens, num_kv_heads, dim]) at their slots. See `reference.write_kv`."""
-    _form(key_cache.device.type).write_kv(key, value, key_cache, value_cache, slots)
+    _form_for(key_cache, value_cache).write_kv(key, value, key_cache, value_cache, slots)
 
 
-def copy_blocks(key_cache: Tensor, value_cache: Tensor, sources: Tensor, targets: Tensor) -> None:
+def write_blocks(rows: Tensor, cache: QuantizedCache, blocks: Tensor, sources: Tensor) -> None:
+    """Quantize whole blocks from rows [num_rows, num_kv_heads, dim]. See `reference.write_blocks`."""
+    _form_for(cache).write_blocks(rows, cache, blocks, sources)
+
+
+def copy_blocks(key_cache: Cache, value_cache: Cache, sources: Tensor, targets: Tensor) -> None:
     """Copy whole blocks inside the caches. See `reference.copy_blocks`."""
-    _form(key_cache.device.type).copy_blocks(key_cache, value_cache, sources, targets)
+    _form_for(key_cache, value_cache).copy_blocks(key_cache, value_cache, sources, targets)
 
 
-def gather(cache: Tensor, block_tables: Tensor, lengths: Tensor) -> Tensor:
+def gather(cache: Cache, block_tables: Tensor, lengths: Tensor, residuals: Tensor | None = None) -> Tensor:
     """The dense view [num_seqs, num_kv_heads, longest, dim] of paged context. See `reference.gather`."""
-    result: Tensor = _form(cache.device.type).gather(cache, block_tables, lengths)
+    result: Tensor = _form_for(cache).gather(cache, block_tables, lengths, residuals)
     return result
 
 
 def decode(
     query: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
+    key_cache: Cache,
+    value_cache: Cache,
     block_tables: Tensor,
     context_lengths: Tensor,
     *,
@@ -51,22 +57,23 @@ def decode(
     softcap: float | None = None,
     sinks: Tensor | None = None,
     shared_blocks: int = 0,
+    residuals: Tensor | None = None,
 ) -> Tensor:
     """One query token per sequence over its paged context. See `reference.decode`.
 
     Say `shared_blocks` whenever it is known: where reading the common blocks once is not faster, it is not done.
     """
-    result: Tensor = _form(key_cache.device.type).decode(
+    result: Tensor = _form_for(key_cache, value_cache).decode(
         query, key_cache, value_cache, block_tables, context_lengths,
-        scale=scale, window=window, softcap=softcap, sinks=sinks, shared_blocks=shared_blocks,
+        scale=scale, window=window, softcap=softcap, sinks=sinks, shared_blocks=shared_blocks, residuals=residuals,
     )  # fmt: skip
     return result
 
 
 def prefill(
     query: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
+    key_cache: Cache,
+    value_cache: Cache,
     block_tables: Tensor,
     context_lengths: Tensor,
     query_starts: Tensor,
@@ -76,13 +83,18 @@ def prefill(
     window: int | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    residuals: Tensor | None = None,
 ) -> Tensor:
     """Ragged, causal query tokens over their paged context. See `reference.prefill`."""
-    result: Tensor = _form(key_cache.device.type).prefill(
+    result: Tensor = _form_for(key_cache, value_cache).prefill(
         query, key_cache, value_cache, block_tables, context_lengths, query_starts, query_lengths,
-        scale=scale, window=window, softcap=softcap, sinks=sinks,
+        scale=scale, window=window, softcap=softcap, sinks=sinks, residuals=residuals,
     )  # fmt: skip
     return result
+
+
+def _form_for(*caches: Cache) -> ModuleType:
+    return reference if any(isinstance(c, QuantizedCache) for c in caches) else _form(caches[0].device.type)
 
 
 @functools.cache

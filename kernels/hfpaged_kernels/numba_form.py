@@ -55,7 +55,7 @@ def copy_blocks(key_cache: Tensor, value_cache: Tensor, sources: Tensor, targets
     return None
 
 
-def gather(cache: Tensor, block_tables: Tensor, lengths: Tensor) -> Tensor:
+def gather(cache: Tensor, block_tables: Tensor, lengths: Tensor, residuals: Tensor | None = None) -> Tensor:
     if not _rows_are_dense(cache):
         return reference.gather(cache, block_tables, lengths)
     lengths, tables = _dense(lengths, torch.int32), _dense(block_tables, torch.int32)
@@ -82,6 +82,7 @@ def decode(
     softcap: float | None = None,
     sinks: Tensor | None = None,
     shared_blocks: int = 0,
+    residuals: Tensor | None = None,
 ) -> Tensor:
     if not _can_attend(query, key_cache, value_cache):
         return reference.decode(
@@ -132,6 +133,7 @@ def prefill(
     window: int | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    residuals: Tensor | None = None,
 ) -> Tensor:
     if not _can_attend(query, key_cache, value_cache):
         return reference.prefill(

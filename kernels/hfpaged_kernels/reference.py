@@ -8,7 +8,11 @@ Shapes, the same in every form of the kernels:
     query         [num_tokens, num_heads, key_dim]
     slots         [num_tokens] int64: block id * block_size + offset, or -1 for a token that is not stored
 
-`num_heads` is a multiple of `num_kv_heads`; query head h reads KV head h // (num_heads // num_kv_heads).
+    residuals     [num_seqs] int32: where a cache keeps blocks that are not full yet (see `QuantizedCache`), which of
+                  them holds the last, unfilled block of each sequence; -1: it lies in its block. None: all do
+
+`num_heads` is a multiple of `num_kv_heads`; query head h reads KV head h // (num_heads // num_kv_heads). Each cache may
+be a `QuantizedCache` instead of a tensor, keys and values each in an encoding of its own.
 """
 
 from __future__ import annotations
@@ -16,35 +20,48 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from hfpaged_kernels import quantizing
+from hfpaged_kernels.quantized import Cache, QuantizedCache, data_of
 
-def write_kv(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slots: Tensor) -> None:
+
+def write_kv(key: Tensor, value: Tensor, key_cache: Cache, value_cache: Cache, slots: Tensor) -> None:
     """Store token t of `key` and `value` ([num_tokens, num_kv_heads, dim]) at slots[t]; -1 is skipped."""
-    kept = slots >= 0
-    block_size = key_cache.shape[2]
-    blocks, offsets = slots[kept] // block_size, slots[kept] % block_size
-    key_cache[blocks, :, offsets] = key[kept].to(key_cache.dtype)
-    value_cache[blocks, :, offsets] = value[kept].to(value_cache.dtype)
+    for rows, cache in ((key, key_cache), (value, value_cache)):
+        if isinstance(cache, QuantizedCache):
+            quantizing.write_tokens(rows, cache, slots)
+        else:
+            kept = slots >= 0
+            blocks, offsets = slots[kept] // cache.shape[2], slots[kept] % cache.shape[2]
+            cache[blocks, :, offsets] = rows[kept].to(cache.dtype)
 
 
-def copy_blocks(key_cache: Tensor, value_cache: Tensor, sources: Tensor, targets: Tensor) -> None:
+def write_blocks(rows: Tensor, cache: QuantizedCache, blocks: Tensor, sources: Tensor) -> None:
+    """Quantize whole blocks: token t of block blocks[i] (int64 [num_blocks]) becomes row sources[i, t] (int64
+    [num_blocks, block_size]) of `rows` [num_rows, num_kv_heads, dim].
+    """
+    quantizing.write_blocks(rows, cache, blocks, sources)
+
+
+def copy_blocks(key_cache: Cache, value_cache: Cache, sources: Tensor, targets: Tensor) -> None:
     """Copy whole blocks: targets[i] becomes equal to sources[i] (int64 [num_copies], all targets distinct)."""
-    key_cache[targets] = key_cache[sources]
-    value_cache[targets] = value_cache[sources]
+    for data in (data_of(key_cache), data_of(value_cache)):
+        data[targets] = data[sources]
 
 
-def gather(cache: Tensor, block_tables: Tensor, lengths: Tensor) -> Tensor:
+def gather(cache: Cache, block_tables: Tensor, lengths: Tensor, residuals: Tensor | None = None) -> Tensor:
     """The dense view [num_seqs, num_kv_heads, max(lengths), dim]; zeros behind the end of each sequence."""
     longest = int(lengths.max()) if lengths.numel() else 0
-    dense = cache.new_zeros(len(lengths), cache.shape[1], longest, cache.shape[3])
+    shape = (len(lengths), cache.shape[1], longest, cache.shape[3])
+    dense = torch.zeros(shape, dtype=cache.dtype, device=cache.device)
     for seq, length in enumerate(lengths.tolist()):
-        dense[seq, :, :length] = _context(cache, block_tables[seq], length)
+        dense[seq, :, :length] = _context(cache, block_tables[seq], length, _residual_of(seq, residuals))
     return dense
 
 
 def decode(
     query: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
+    key_cache: Cache,
+    value_cache: Cache,
     block_tables: Tensor,
     context_lengths: Tensor,
     *,
@@ -53,6 +70,7 @@ def decode(
     softcap: float | None = None,
     sinks: Tensor | None = None,
     shared_blocks: int = 0,
+    residuals: Tensor | None = None,
 ) -> Tensor:
     """Attention of one query token per sequence over its stored context: [num_seqs, num_heads, value_dim].
 
@@ -65,14 +83,14 @@ def decode(
     lengths = (context_lengths > 0).to(torch.int32)
     return prefill(
         query, key_cache, value_cache, block_tables, context_lengths, starts, lengths,
-        scale=scale, window=window, softcap=softcap, sinks=sinks,
+        scale=scale, window=window, softcap=softcap, sinks=sinks, residuals=residuals,
     )  # fmt: skip
 
 
 def prefill(
     query: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
+    key_cache: Cache,
+    value_cache: Cache,
     block_tables: Tensor,
     context_lengths: Tensor,
     query_starts: Tensor,
@@ -82,6 +100,7 @@ def prefill(
     window: int | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    residuals: Tensor | None = None,
 ) -> Tensor:
     """Causal attention of ragged query tokens over paged context: [num_tokens, num_heads, value_dim].
 
@@ -97,8 +116,9 @@ def prefill(
     ):
         if length == 0:
             continue
-        keys = _context(key_cache, block_tables[seq], context)
-        values = _context(value_cache, block_tables[seq], context)
+        residual = _residual_of(seq, residuals)
+        keys = _context(key_cache, block_tables[seq], context, residual)
+        values = _context(value_cache, block_tables[seq], context, residual)
         rows = query[start : start + length]
         out[start : start + length] = _attend(rows, keys, values, scale, window, softcap, sinks).to(out.dtype)
     return out
@@ -132,8 +152,17 @@ def visible(query_length: int, context: int, window: int | None, device: torch.d
     return causal if window is None else causal & (key_positions > query_positions - window)
 
 
-def _context(cache: Tensor, block_table: Tensor, length: int) -> Tensor:
+def _residual_of(seq: int, residuals: Tensor | None) -> int:
+    return -1 if residuals is None else int(residuals[seq])
+
+
+def _context(cache: Cache, block_table: Tensor, length: int, residual: int) -> Tensor:
     """[num_kv_heads, length, dim] of one sequence."""
-    block_size = cache.shape[2]
-    blocks = block_table[: -(-length // block_size)].long()
-    return cache[blocks].transpose(0, 1).flatten(1, 2)[:, :length]
+    blocks = block_table[: -(-length // cache.shape[2])].long()
+    if not isinstance(cache, QuantizedCache):
+        return cache[blocks].transpose(0, 1).flatten(1, 2)[:, :length]
+    context = quantizing.read_blocks(cache, blocks).transpose(0, 1).flatten(1, 2)[:, :length]
+    unfilled = length % cache.block_size
+    if cache.residual is not None and residual >= 0 and unfilled:
+        context[:, length - unfilled :] = cache.residual[residual, :unfilled].transpose(0, 1).float()
+    return context

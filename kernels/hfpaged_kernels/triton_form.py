@@ -50,7 +50,7 @@ def copy_blocks(key_cache: Tensor, value_cache: Tensor, sources: Tensor, targets
             _copy(stage, cache, places, targets)
 
 
-def gather(cache: Tensor, block_tables: Tensor, lengths: Tensor) -> Tensor:
+def gather(cache: Tensor, block_tables: Tensor, lengths: Tensor, residuals: Tensor | None = None) -> Tensor:
     """See `reference.gather`."""
     _check_cache(cache)
     longest = int(lengths.max()) if lengths.numel() else 0
@@ -79,6 +79,7 @@ def decode(
     softcap: float | None = None,
     sinks: Tensor | None = None,
     shared_blocks: int = 0,
+    residuals: Tensor | None = None,
 ) -> Tensor:
     """See `reference.decode`."""
     query = _checked_query(query, key_cache, value_cache, window)
@@ -146,6 +147,7 @@ def prefill(
     window: int | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    residuals: Tensor | None = None,
 ) -> Tensor:
     """See `reference.prefill`."""
     query = _checked_query(query, key_cache, value_cache, window)
