@@ -16,6 +16,7 @@ from hfpaged.kv_storage import LayerStore, check_signature
 from hfpaged.layer_groups import LayerGroup, visible_offset
 from hfpaged.rows import Rows
 from hfpaged.step import Step
+from hfpaged.stored_steps import reading_step, rewriting_step
 
 
 class LayerStep:
@@ -115,11 +116,11 @@ class PagedLayer(CacheLayerMixin):
         """The copies-on-write of the step under way, and room for its new blocks."""
         if self._store is None:
             return
-        pool, copies = self._rows.pool.blocks, self._rows.copies
+        pool, copies = self._rows.pool.blocks, self._rows.copies.of(self._group_index)
         self._store.reserve(pool.high_water, pool.num_blocks)
-        if copies and copies[self._group_index]:
-            self._store.copy_blocks(copies[self._group_index])
-        self._rows.copies_made(self._index)
+        if copies:
+            self._store.copy_blocks(copies)
+        self._rows.copies.made(self._index)
 
     @torch.compiler.disable
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
@@ -181,7 +182,7 @@ class PagedLayer(CacheLayerMixin):
         if self._store is None or self.get_seq_length() == 0:
             return None
         stored = getattr(self._store, which)
-        step = self._rows.reading_step(self._group_index).to(stored.device)
+        step = reading_step(self._rows, self._group_index).to(stored.device)
         rows = self._rows
         return dense_rows(rows, step, stored, visible_offset(rows.length, self.group.window), rows.length)
 
@@ -193,7 +194,7 @@ class PagedLayer(CacheLayerMixin):
                 f"layer {self._index} holds keys or values of shape {_shape(old)} and was assigned {_shape(new)}; all "
                 "layers share one length, so only the numbers can be changed: use crop() or another cache for the rest"
             )
-        step = self._rows.rewriting_step(self._group_index, new.shape[2]).to(new.device)
+        step = rewriting_step(self._rows, self._group_index, new.shape[2]).to(new.device)
         assert self._store is not None
         assert old_key is not None
         assert old_value is not None

@@ -7,13 +7,13 @@ from collections.abc import Iterable
 import numpy as np
 
 from hfpaged.block_manager import BlockManager
-from hfpaged.block_table import BlockCopy
 from hfpaged.content import Bools
 from hfpaged.errors import CacheMismatchError, StreamingError
 from hfpaged.kv_pool import KVPool
 from hfpaged.row_tokens import RowTokens
 from hfpaged.sequence import Sequence
 from hfpaged.step import Step, StepPlan, build_step
+from hfpaged.step_copies import StepCopies
 from hfpaged.stream_rule import StreamRule
 
 
@@ -32,9 +32,7 @@ class Rows:
         self.kept: Bools | None = None  # [batch, length], False for padding; None: there is none
         self.plan: StepPlan | None = None
         self.steps: list[Step] = []  # by layer group; empty between a change of rows and the next step
-        self.copies: list[list[BlockCopy]] = []  # by layer group, to be made before the step's first write
-        self._held: list[Sequence] = []  # the sources of those copies
-        self.uncopied: set[int] = set()  # layers that have not made them yet
+        self.copies = StepCopies(pool)
         self.records_past = False  # blocks that left a window stay until the next crop
         self.in_forward = False  # whether a forward has begun that has not ended; known of patched models only
         self._has_just_begun = False  # whether that forward is the one in which the rows began with known tokens
@@ -68,13 +66,6 @@ class Rows:
             )
         self.seen[layer] = self.length
 
-    def copies_made(self, layer: int) -> None:
-        """`layer` has made its part of the copies; after the last one their sources are let go."""
-        if self._held:
-            self.uncopied.discard(layer)
-            if not self.uncopied:
-                self._let_go()
-
     def streams(self, group: int) -> bool:
         """Whether layers of this group forget what is neither sink nor window."""
         return self.rules is not None and self.rules[group] is not None
@@ -87,27 +78,6 @@ class Rows:
                 f"can go on, and a dense view of all of them is needed here ({reason}); use a PagedCache without "
                 "window= for that"
             )
-
-    def reading_step(self, group: int) -> Step:
-        """Metadata to read all that is stored, with no new token. Raises StreamingError."""
-        self.check_whole(group)
-        tables = [sequence.tables[group] for sequence in self.sequences]
-        return build_step(tables, self.pool.block_size, 0, None, [False] * len(tables))
-
-    def rewriting_step(self, group: int, count: int) -> Step:
-        """Metadata to write the last `count` positions anew. Raises CacheMismatchError where blocks are shared."""
-        tables = [sequence.tables[group] for sequence in self.sequences]
-        held = [block for table in tables for block in table.blocks]
-        with self.pool.changing():
-            if any(self.pool.blocks.refcount(block) > 1 for block in held):
-                raise CacheMismatchError(
-                    "other rows or caches share blocks with this one and would change with it; assign keys and values "
-                    "before rows are repeated and the cache is copied"
-                )
-            self.pool.prefixes.withdraw(held)
-            self.tokens.forget(self.sequences)
-        kept = None if self.kept is None else self.kept[:, self.length - count :]
-        return build_step(tables, self.pool.block_size, count, kept, [True] * len(tables))
 
     def begin_with(self, sequences: list[Sequence], length: int, kept: Bools | None) -> None:
         """Let these rows, which are empty, hold the first `length` positions: `sequences` store the `kept` ones."""
@@ -191,7 +161,6 @@ class Rows:
         """Give all blocks back; the rows are empty and usable afterwards."""
         with self.pool.changing() as manager:
             self._give_back(manager)
-        self.copies, self.uncopied = [], set()
         self.length, self.kept, self.plan, self.steps, self.seen = 0, None, None, [], {}
         self.graphs, self._has_just_begun = set(), False
 
@@ -199,9 +168,10 @@ class Rows:
         try:
             self.tokens.settle(manager, self.sequences)
         finally:
-            for sequence in self.sequences + self._held:
+            for sequence in self.sequences:
                 manager.free(sequence)
-            self.sequences, self._held = [], []
+            self.copies.free(manager)
+            self.sequences = []
 
     def settle_idle(self, manager: BlockManager) -> None:
         """Between two forwards: let others find all of it now. Another thread may be about to begin the next one."""
@@ -213,7 +183,7 @@ class Rows:
             self.tokens.settle(manager, self.sequences)
 
     def _begin(self, batch: int, query_length: int) -> None:
-        self._let_go()
+        self.copies.let_go()
         plan, self.plan = self.plan, None
         if not self.length:
             self.free()  # rows without a token bind nobody to their number
@@ -242,10 +212,8 @@ class Rows:
                 manager.release_left(self.sequences)
             if not self.sequences:
                 self.sequences = [manager.create(self.rules) for own in owns if own]
-            self.copies = manager.grow(
-                list(zip(self.sequences, (c for c, own in zip(counts, owns, strict=False) if own), strict=True))
-            )
-            self._hold(manager)
+            own_counts = [count for count, own in zip(counts, owns, strict=True) if own]
+            self.copies.begin(manager, manager.grow(list(zip(self.sequences, own_counts, strict=True))))
             if not all(owns):
                 stored = dict(zip((row for row, own in enumerate(owns) if own), self.sequences, strict=True))
                 self.sequences = [
@@ -253,19 +221,6 @@ class Rows:
                 ]
         tables = list(zip(*(sequence.tables for sequence in self.sequences), strict=True))
         self.steps = [build_step(group, self.pool.block_size, query_length, kept, owns) for group in tables]
-
-    def _hold(self, manager: BlockManager) -> None:
-        """Another thread must not get a block while layers of ours have yet to copy it."""
-        if any(self.copies):
-            self._held = [manager.hold(self.copies)]
-            self.uncopied = {layer for group in self.pool.groups for layer in group.layers}
-
-    def _let_go(self) -> None:
-        held, self._held = self._held, []
-        self.uncopied = set()
-        if held:
-            with self.pool.changing() as manager:
-                manager.free(held[0])
 
     def _remember(self, batch: int, query_length: int, kept: Bools | None) -> None:
         self.length += query_length

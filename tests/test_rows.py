@@ -23,6 +23,7 @@ from hfpaged.layer_groups import LayerGroup
 from hfpaged.paged_layer import dense_rows
 from hfpaged.rows import Rows
 from hfpaged.step import StepPlan
+from hfpaged.stored_steps import reading_step, rewriting_step
 
 HEADS, KEY_DIM, VALUE_DIM = 2, 4, 3
 ONE_GROUP = (LayerGroup(None, (0, 1)),)
@@ -80,10 +81,10 @@ class Driver:
 
     def make_copies(self, layer, store):
         store.reserve(self.pool.blocks.high_water, self.pool.num_blocks)
-        copies = self.rows.copies[self.home[layer][0]]
+        copies = self.rows.copies.of(self.home[layer][0])
         if copies:
             store.copy_blocks(copies)
-        self.rows.copies_made(layer)
+        self.rows.copies.made(layer)
 
     def step(self, batch, length, kept=None, same_as=None):
         """One whole forward."""
@@ -99,7 +100,7 @@ class Driver:
         self.plan(batch, kept)
         for layer in self.layers[:num_layers]:
             self.run_layer(layer, states)
-        for layer in list(self.rows.uncopied):
+        for layer in list(self.rows.copies.unmade_in):
             self.make_copies(layer, self.pool.storage.store(self.home[layer][1], *states[layer]))
         self.rows.rollback()
 
@@ -171,7 +172,7 @@ class Driver:
             assert self.rows.length_of(layer) == self.length
             group, place = self.home[layer]
             store = self.pool.storage.store(place, *pair)
-            step = self.rows.reading_step(group)
+            step = reading_step(self.rows, group)
             for cache, dense in zip((store.key, store.value), pair, strict=True):
                 packed = kernels.gather(cache, step.block_tables, step.context_lengths)
                 for row, kept in enumerate(self.kept):
@@ -291,7 +292,7 @@ def test_equal_rows_part_by_copying_their_last_block_once_less_than_they_are():
     driver.step(4, 10, same_as=[0, 0, 0, 0])
     last = driver.rows.sequences[0].tables[0].blocks[-1]
     driver.step(4, 1)
-    assert [copy.source for copy in driver.rows.copies[0]] == [last] * 3
+    assert [copy.source for copy in driver.rows.copies.of(0)] == [last] * 3
     assert driver.pool.stats().blocks_used == 2 + 4
     driver.check()
 
@@ -300,7 +301,7 @@ def test_equal_rows_of_whole_blocks_part_without_copies():
     driver = driver_of(groups=ONE_GROUP)
     driver.step(3, 8, same_as=[0, 0, 0])
     driver.step(3, 1)
-    assert driver.rows.copies == [[]]
+    assert driver.rows.copies.by_group == [[]]
     assert driver.pool.stats().blocks_used == 2 + 3
     driver.check()
 
@@ -331,7 +332,7 @@ def test_the_last_positions_can_be_written_anew_where_they_lie(count):
     driver.step(2, 6, [[0, 0, 1, 1, 1, 1], [1, 1, 1, 0, 1, 1]])
     for group in range(2):
         written = driver.rows.steps[group].slots.view(2, 6)
-        step = driver.rows.rewriting_step(group, count)
+        step = rewriting_step(driver.rows, group, count)
         assert step.slots.tolist() == written[:, 6 - count :].flatten().tolist()
         assert step.context_lengths.tolist() == [4, 5]
     driver.check()
@@ -343,9 +344,9 @@ def test_blocks_that_others_hold_are_not_written_anew():
     child = driver.fork()
     for rows in (driver.rows, child.rows):
         with pytest.raises(CacheMismatchError, match="share blocks with this one"):
-            rows.rewriting_step(0, 6)
+            rewriting_step(rows, 0, 6)
     child.free()
-    assert driver.rows.rewriting_step(0, 6).query_lengths.tolist() == [6]
+    assert rewriting_step(driver.rows, 0, 6).query_lengths.tolist() == [6]
 
 
 @pytest.mark.parametrize("num_layers", [1, 2, 3])
@@ -469,7 +470,7 @@ def test_truncating_shared_blocks_copies_before_it_overwrites():
     child = driver.fork()
     child.truncate(6)
     child.step(1, 1)
-    assert [len(copies) for copies in child.rows.copies] == [1, 1]
+    assert [len(copies) for copies in child.rows.copies.by_group] == [1, 1]
     driver.check()
     child.check()
 
@@ -536,9 +537,9 @@ def test_a_fork_shares_all_blocks_and_the_two_part_where_they_write():
     assert driver.pool.blocks.num_used == driver.pool.stats().blocks_shared == used
     last = driver.rows.sequences[0].tables[0].blocks[-1]
     child.step(2, 1)
-    assert child.rows.copies == [[BlockCopy(last, child.rows.sequences[0].tables[0].blocks[-1])]]
+    assert child.rows.copies.by_group == [[BlockCopy(last, child.rows.sequences[0].tables[0].blocks[-1])]]
     driver.step(2, 1)
-    assert driver.rows.copies == [[]]
+    assert driver.rows.copies.by_group == [[]]
     for rows in (driver, child):
         rows.check()
     child.free()
