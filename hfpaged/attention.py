@@ -103,7 +103,7 @@ def _paged(
     else:
         out = kernels.prefill(
             flat, store.key, store.value, meta.block_tables, meta.context_lengths, meta.query_starts,
-            meta.query_lengths, **options,
+            meta.query_lengths, residuals=meta.residuals, **options,
         )  # fmt: skip
     if out.dtype != query.dtype:
         out = out.to(query.dtype)
@@ -112,16 +112,16 @@ def _paged(
 
 def _decode(query: Tensor, store: LayerStore, meta: Step, options: dict[str, Any]) -> Tensor:
     """Rows that read the same blocks first are told to the kernel, run by run."""
-    caches, tables, lengths = (store.key, store.value), meta.block_tables, meta.context_lengths
+
+    def attend(rows: slice, shared_blocks: int) -> Tensor:
+        parts = (meta.block_tables[rows], meta.context_lengths[rows])
+        residuals = None if meta.residuals is None else meta.residuals[rows]
+        options.update(residuals=residuals, shared_blocks=shared_blocks)
+        return kernels.decode(query[rows], store.key, store.value, *parts, **options)
+
     if len(meta.shared) < 2:
-        shared = meta.shared[0].blocks if meta.shared else 0
-        return kernels.decode(query, *caches, tables, lengths, shared_blocks=shared, **options)
-    parts = [
-        kernels.decode(query[rows], *caches, tables[rows], lengths[rows], shared_blocks=run.blocks, **options)
-        for run in meta.shared
-        for rows in [slice(run.start, run.stop)]
-    ]
-    return torch.cat(parts)
+        return attend(slice(None), meta.shared[0].blocks if meta.shared else 0)
+    return torch.cat([attend(slice(run.start, run.stop), run.blocks) for run in meta.shared])
 
 
 def _heeded(module: nn.Module, softcap: float | None, sinks: Tensor | None) -> tuple[float | None, Tensor | None]:

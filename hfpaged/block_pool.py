@@ -18,10 +18,11 @@ class PoolStats:
     used: int
     shared: int
     cached: int = 0
+    reserved: int = 0
 
     @property
     def free(self) -> int:
-        return self.total - self.used
+        return max(self.total - self.used - self.reserved, 0)
 
 
 class BlockPool:
@@ -32,13 +33,17 @@ class BlockPool:
 
     A published block keeps its contents when its last holder releases it: it is cached, and taken for something else
     only when no other block is left, the least recently released first. `on_evict` is told then. At most `max_cached`
-    are kept (None: as many as there is room for).
+    are kept (None: as many as there is room for). `on_free` is told of each block that its last holder releases.
+
+    `reserved` says how many blocks' worth of memory something else takes, which is not there for blocks then.
     """
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
         self.max_cached: int | None = None
         self.on_evict: Callable[[int], None] = lambda block: None
+        self.on_free: Callable[[int], None] = lambda block: None
+        self.reserved: Callable[[], int] = lambda: 0
         self._refcounts: list[int] = []  # by block id, as long as high_water
         self._released: list[int] = []
         self._published: set[int] = set()
@@ -52,7 +57,7 @@ class BlockPool:
 
     @property
     def num_free(self) -> int:
-        return self.num_blocks - self.num_used
+        return max(self.num_blocks - self.num_used - self.reserved(), 0)
 
     @property
     def num_used(self) -> int:
@@ -76,7 +81,7 @@ class BlockPool:
 
     @property
     def stats(self) -> PoolStats:
-        return PoolStats(self.num_blocks, self.num_used, self._num_shared, self.num_cached)
+        return PoolStats(self.num_blocks, self.num_used, self._num_shared, self.num_cached, self.reserved())
 
     def refcount(self, block: int) -> int:
         """How many block tables hold `block`; 0 for a free one."""
@@ -112,6 +117,7 @@ class BlockPool:
         self._refcounts[block] -= 1
         self._num_shared -= self._refcounts[block] == 1
         if self._refcounts[block] == 0:
+            self.on_free(block)
             if block not in self._published:
                 self._released.append(block)
                 return

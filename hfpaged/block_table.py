@@ -14,10 +14,13 @@ GONE = -1
 
 @dataclass(frozen=True)
 class BlockCopy:
-    """One copy-on-write: the storage has to copy block `source` to block `target` before anything is written."""
+    """One copy-on-write: the storage has to copy block `source` to block `target` before anything is written.
+    `residuals` are (source, target) where what is copied lies in a residual.
+    """
 
     source: int
     target: int
+    residuals: tuple[int, int] | None = None
 
 
 class BlockTable:
@@ -33,7 +36,7 @@ class BlockTable:
 
     def __init__(self, pool: BlockPool, block_size: int, rule: StreamRule | None = None) -> None:
         self._pool = pool
-        self._block_size = block_size
+        self.block_size = block_size
         self.rule = rule
         self.kept = rule.kept if rule else 0
         self.blocks = array("i")  # a C array, so that a step copies it in one go
@@ -45,13 +48,13 @@ class BlockTable:
 
         `released` is how many of them will have let go of that block by then.
         """
-        if count == 0 or self.length % self._block_size == 0:
+        if count == 0 or self.length % self.block_size == 0:
             return False
         return self._pool.refcount(self.blocks[-1]) - released > 1 or self._pool.is_published(self.blocks[-1])
 
     def num_new_blocks(self, count: int) -> int:
         """How many fresh blocks `count` more tokens need, copies not counted."""
-        return -(-(self.length + count) // self._block_size) - self.first - len(self.blocks)
+        return -(-(self.length + count) // self.block_size) - self.first - len(self.blocks)
 
     def grow(self, count: int) -> list[BlockCopy]:
         """Make room for `count` more tokens. Raises OutOfBlocksError and leaves the table as it was."""
@@ -69,7 +72,7 @@ class BlockTable:
         """
         assert length == 0 or self.first == 0 or length >= self.gone
         self.first = self.first if length else 0
-        kept = -(-length // self._block_size) - self.first
+        kept = -(-length // self.block_size) - self.first
         for block in reversed(self.blocks[kept:]):
             self._pool.release(block)
         del self.blocks[kept:]
@@ -82,7 +85,7 @@ class BlockTable:
 
     def release_before(self, position: int) -> None:
         """Release the blocks that lie wholly before `position`, which is no larger than `length`, but for the kept."""
-        count = position // self._block_size - self.first - self.kept
+        count = position // self.block_size - self.first - self.kept
         if count > 0:
             for block in self.blocks[self.kept : self.kept + count]:
                 self._pool.release(block)
@@ -107,7 +110,7 @@ class BlockTable:
 
     def fork(self) -> BlockTable:
         """Another table over the same blocks; nothing is copied before one of the two writes."""
-        child = BlockTable(self._pool, self._block_size, self.rule)
+        child = BlockTable(self._pool, self.block_size, self.rule)
         for block in self.blocks:
             self._pool.acquire(block)
         child.blocks = self.blocks[:]
@@ -116,19 +119,19 @@ class BlockTable:
 
     def slot(self, position: int) -> int:
         """Where the token at `position` lies in the pool. Raises IndexError for one that has been released."""
-        block, offset = divmod(position, self._block_size)
+        block, offset = divmod(position, self.block_size)
         if self.block(block) == GONE:
             raise IndexError(f"position {position} lies in a released block; {self.first} of the first are gone")
-        return self.blocks[self._index(block)] * self._block_size + offset
+        return self.blocks[self._index(block)] * self.block_size + offset
 
     def last_slot(self) -> int:
         """Where the last token lies: what a decode step asks of every row."""
-        return self.blocks[-1] * self._block_size + (self.length - 1) % self._block_size
+        return self.blocks[-1] * self.block_size + (self.length - 1) % self.block_size
 
     @property
     def gone(self) -> int:
         """The position behind the last one that has been released; 0 if none has been."""
-        return (self.kept + self.first) * self._block_size if self.first else 0
+        return (self.kept + self.first) * self.block_size if self.first else 0
 
     def _index(self, number: int) -> int:
         return number if number < self.kept else number - self.first

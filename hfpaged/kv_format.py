@@ -2,41 +2,151 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
+from hfpaged_kernels import encoding
+from hfpaged_kernels.encoding import Encoding
 
 from hfpaged.errors import InvalidConfigError
+
+# What is stored of keys or values: numbers of a dtype, codes, or (None) what the model computes.
+Part = torch.dtype | Encoding | None
 
 
 @dataclass(frozen=True)
 class KVFormat:
-    """`dtype` is what is stored; None stores what the model computes. Quantized formats will add their scales."""
+    """What is stored of keys and of values, and which layers are `exempt`: they have a format of their own.
+
+    A format of four bits keeps the block of a sequence that is not full yet as the model computes it, its residual (the
+    word of Liu et al. 2024, "KIVI", arXiv 2402.02750), and quantizes it when it is full.
+    """
 
     name: str
-    dtype: torch.dtype | None
+    key: Part
+    value: Part
+    exempt: tuple[tuple[int, KVFormat], ...] = ()
 
-    def storage_dtype(self, computed: torch.dtype) -> torch.dtype:
-        """The dtype in the pool for keys or values that the model computes as `computed`."""
-        return self.dtype or computed
+    @property
+    def has_residuals(self) -> bool:
+        """Whether layers that are not exempt keep unfilled blocks as the model computes them."""
+        return any(isinstance(part, Encoding) and part.bits < 8 for part in (self.key, self.value))
 
+    @property
+    def is_quantized(self) -> bool:
+        return any(isinstance(part, Encoding) for part in (self.key, self.value))
+
+    @property
+    def all(self) -> tuple[KVFormat, ...]:
+        """The formats of all layers, each once."""
+        return (replace(self, exempt=()), *dict.fromkeys(kv_format for _, kv_format in self.exempt))
+
+    def of_layer(self, layer: int) -> KVFormat:
+        """The format of one layer."""
+        return dict(self.exempt).get(layer) or replace(self, exempt=())
+
+    def part(self, name: str) -> Part:
+        """That of "key" or "value"."""
+        return self.key if name == "key" else self.value
+
+
+def storage_dtype(part: Part, computed: torch.dtype) -> torch.dtype:
+    """The dtype in the pool for numbers that the model computes as `computed`; uint8 for all that is quantized."""
+    return torch.uint8 if isinstance(part, Encoding) else part or computed
+
+
+def block_shape(part: Part, heads: int, block_size: int, dim: int) -> tuple[int, ...]:
+    """The shape of one block in the pool."""
+    if isinstance(part, Encoding):
+        return heads, part.head_bytes(block_size, dim)
+    return heads, block_size, dim
+
+
+_NATIVE: dict[str, Part] = {
+    "auto": None,
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+_EIGHT_BITS: dict[str, Part] = {fmt.name: fmt for fmt in (encoding.INT8, encoding.FP8_E4M3, encoding.FP8_E5M2)}
+_KEYS = _NATIVE | _EIGHT_BITS | {"int4": encoding.INT4_CHANNEL}
+_VALUES = _NATIVE | _EIGHT_BITS | {"int4": encoding.INT4_GROUPS}
 
 FORMATS = {
-    fmt.name: fmt
-    for fmt in (
-        KVFormat("auto", None),
-        KVFormat("float32", torch.float32),
-        KVFormat("bfloat16", torch.bfloat16),
-        KVFormat("float16", torch.float16),
-    )
+    **{name: KVFormat(name, part, part) for name, part in (_NATIVE | _EIGHT_BITS).items()},
+    "k8v4": KVFormat("k8v4", encoding.INT8, encoding.INT4_GROUPS),
+    "int4": KVFormat("int4", encoding.INT4_CHANNEL, encoding.INT4),
 }
 
+Spec = str | torch.dtype | KVFormat | Mapping[str, Any]
 
-def resolve_format(kv_dtype: str | torch.dtype | KVFormat) -> KVFormat:
-    """The record for a name or a torch dtype. Raises InvalidConfigError with the names that exist."""
+
+def resolve_format(kv_dtype: Spec) -> KVFormat:
+    """The record for what users write: a name, a torch dtype, "int8/auto" for keys and values apart, or a mapping with
+    "default" and "layers" (layer number -> any of these).
+
+    Raises InvalidConfigError with the names that exist.
+    """
     if isinstance(kv_dtype, KVFormat):
         return kv_dtype
+    if isinstance(kv_dtype, Mapping):
+        return _by_layer(kv_dtype)
     name = str(kv_dtype).removeprefix("torch.")
-    if name not in FORMATS:
-        raise InvalidConfigError(f"kv_dtype={name!r} is not known; use one of {', '.join(FORMATS)}")
-    return FORMATS[name]
+    if name in FORMATS:
+        return FORMATS[name]
+    key, slash, value = name.partition("/")
+    if not slash or key not in _KEYS or value not in _VALUES:
+        raise InvalidConfigError(
+            f"kv_dtype={name!r} is not known; use one of {', '.join(FORMATS)}, or two with a slash between them for "
+            f"keys and values: {', '.join(_KEYS)}"
+        )
+    return KVFormat(name, _KEYS[key], _VALUES[value])
+
+
+def _by_layer(kv_dtype: Mapping[str, Any]) -> KVFormat:
+    layers = kv_dtype.get("layers", {})
+    if not {"default", "layers"} >= kv_dtype.keys() or not isinstance(layers, Mapping):
+        raise InvalidConfigError(
+            f"kv_dtype={dict(kv_dtype)!r}: a mapping has the keys 'default' and 'layers', and 'layers' one format for "
+            "each layer number, as in {'default': 'int8', 'layers': {0: 'auto'}}"
+        )
+    default = resolve_format(kv_dtype.get("default", "auto"))
+    return with_exempt(default, [(_layer_number(layer), resolve_format(spec)) for layer, spec in layers.items()])
+
+
+def with_exempt(default: KVFormat, layers: Iterable[tuple[int, KVFormat]]) -> KVFormat:
+    """`default` for all layers but those that are given with a format of their own; its name tells them all."""
+    exempt = tuple(sorted({layer: own for layer, own in layers if own != default}.items(), key=lambda pair: pair[0]))
+    names = [f"{default.name}"] + [f"layer {layer} {own.name}" for layer, own in exempt]
+    return replace(default, name=", ".join(names), exempt=exempt)
+
+
+def _layer_number(layer: object) -> int:
+    """A layer's number, which JSON and command lines write as text."""
+    text = str(layer)
+    if isinstance(layer, bool) or not text.isascii() or not text.isdigit():
+        raise InvalidConfigError(f"kv_dtype: layer {layer!r} is no layer number; layers count from 0")
+    return int(text)
+
+
+def check_dims(kv_format: KVFormat, key_dim: int, value_dim: int) -> None:
+    """Raises InvalidConfigError for a format that cannot store rows of such dims."""
+    for what, part, dim in (("keys", kv_format.key, key_dim), ("values", kv_format.value, value_dim)):
+        if isinstance(part, Encoding) and not part.fits(dim):
+            raise InvalidConfigError(
+                f"kv_dtype={kv_format.name!r} packs {8 // part.bits} numbers into a byte, and {what} of this model "
+                f"have head dim {dim}, which is odd; use {', '.join(_EIGHT_BITS)} or auto"
+            )
+
+
+def check_layers(kv_format: KVFormat, layers: Iterable[int]) -> None:
+    """Raises InvalidConfigError where a layer has a format of its own that is none of `layers`."""
+    known = sorted(layers)
+    for layer, own in kv_format.exempt:
+        if layer not in known:
+            raise InvalidConfigError(
+                f"kv_dtype gives layer {layer} the format {own.name}, and the layers of this model with keys and "
+                f"values are {known[0] if known else 'none'} to {known[-1] if known else 'none'}"
+            )

@@ -6,7 +6,7 @@ import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,13 +20,14 @@ from hfpaged.config import check_block_size, check_num_blocks, format_bytes, par
 from hfpaged.content import one_prompt
 from hfpaged.errors import InvalidConfigError
 from hfpaged.explain import Decoder, explain_prompt
-from hfpaged.kv_format import KVFormat
-from hfpaged.kv_storage import KVStorage, LayerStore
+from hfpaged.kv_format import KVFormat, check_layers
+from hfpaged.kv_storage import KVStorage, LayerStore, PartScales
 from hfpaged.layer_groups import LayerGroup
 from hfpaged.prefix_cache import PrefixCache, is_for
 from hfpaged.prefix_loading import LoadedPrefixes, load_prefixes
 from hfpaged.prefix_report import PrefixReport
 from hfpaged.prefix_saving import SavedPrefixes, save_prefixes
+from hfpaged.residuals import Residuals
 
 # What a pool may take of the free memory when its user names no size. It grows as needed up to there.
 DEFAULT_SHARE = 0.5
@@ -47,7 +48,9 @@ class KVPool:
         kv_format: KVFormat,
         memory: int | str | None = None,
         num_blocks: int | None = None,
+        scales: Mapping[int, PartScales] | None = None,
     ) -> None:
+        check_layers(kv_format, (layer for group in groups for layer in group.layers))
         if memory is not None and num_blocks is not None:
             raise InvalidConfigError(
                 f"memory={memory!r} and num_blocks={num_blocks} both say how large the pool is; give one"
@@ -57,7 +60,8 @@ class KVPool:
         self.kv_format = kv_format
         self._lock = threading.Lock()
         self._abandoned: deque[Callable[[BlockManager], None]] = deque()
-        self.storage = KVStorage(block_size, kv_format)
+        self.storage = KVStorage(block_size, kv_format, scales)
+        self.residuals = Residuals() if any(each.has_residuals for each in kv_format.all) else None
         self._memory = None if memory is None else parse_bytes(memory)
         self._has_own_size = num_blocks is not None
         self._keeps_all = True  # cached prefixes may fill the pool, which its user has sized
@@ -65,6 +69,9 @@ class KVPool:
         self.models: weakref.WeakSet[Any] = weakref.WeakSet()  # those whose caches use it
         size = check_num_blocks(num_blocks, len(groups)) if num_blocks is not None else 0
         self.blocks = BlockPool(size)
+        if self.residuals is not None:
+            self.blocks.on_free = self.residuals.close
+            self.blocks.reserved = self._blocks_worth_of_residuals
         windows = [group.window for group in groups]
         self.manager = BlockManager(self.blocks, len(groups), block_size, windows)
         self.prefixes = PrefixCache(self.manager, windows)
@@ -189,6 +196,8 @@ class KVPool:
         with self.changing() as manager:
             manager.check_integrity()
             self.prefixes.check_integrity()
+            if self.residuals is not None:
+                self.residuals.check_integrity(self.blocks.refcount)
 
     def settle_size(self, layer: int, store: LayerStore) -> None:
         """Layer `layer` keeps its blocks in `store`: turn memory into a number of blocks by what is known now.
@@ -208,6 +217,12 @@ class KVPool:
             self.blocks.num_blocks = max(fitting, self.blocks.high_water)
             if not self._keeps_all:
                 self.blocks.max_cached = int(self.blocks.num_blocks * CACHED_SHARE)
+
+    def _blocks_worth_of_residuals(self) -> int:
+        """What residuals take of the memory of a pool that was sized by it."""
+        if self._has_own_size or not self.residuals or not self.storage.block_bytes:
+            return 0
+        return -(-self.residuals.num_open * self.storage.residual_bytes // self.storage.block_bytes)
 
     def _bytes_of(self, group: LayerGroup, tokens: int) -> int:
         stores = [self.layer_stores[layer][-1] for layer in group.layers if layer in self.layer_stores]

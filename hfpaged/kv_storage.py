@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 
 import hfpaged_kernels as kernels
 import torch
@@ -10,72 +11,110 @@ from torch import Tensor
 
 from hfpaged.block_table import BlockCopy
 from hfpaged.errors import CacheMismatchError
-from hfpaged.kv_format import KVFormat
+from hfpaged.kv_format import KVFormat, check_dims
+from hfpaged.part_store import PartStore, write_step
+from hfpaged.step import Step
 
 # A growing pool gets an eighth more than it needs now, so that it is not copied at every step.
 GROWTH = 1.125
 
+# Scales of the heads of one layer, float32 [num_kv_heads], of keys and of values.
+PartScales = tuple[Tensor | None, Tensor | None]
+NO_SCALES: PartScales = (None, None)
+
 
 class LayerStore:
-    """One key and one value tensor [num_blocks, num_kv_heads, block_size, dim], the heads before the tokens:
-    a kernel reads one head of one block in one run of memory.
-    """
+    """Keys and values of one layer, or of the layers of several groups that are alike."""
 
-    def __init__(self, key: Tensor, value: Tensor, block_size: int, kv_format: KVFormat) -> None:
+    def __init__(
+        self, key: Tensor, value: Tensor, block_size: int, kv_format: KVFormat, scales: PartScales = NO_SCALES
+    ) -> None:
         self.signature = signature(key, value)
-        self._block_size = block_size
         # Two caches of one pool may run in two threads: growing must not lose what the other one writes.
         self._lock = threading.Lock()
-        self.key = _empty(key, 0, block_size, kv_format)
-        self.value = _empty(value, 0, block_size, kv_format)
+        has_residuals = kv_format.has_residuals
+        self._key = PartStore(key, block_size, kv_format.key, has_residuals, scales[0])
+        self._value = PartStore(value, block_size, kv_format.value, has_residuals, scales[1])
+
+    @property
+    def key(self) -> kernels.Cache:
+        """The keys as kernels take them."""
+        return self._key.cache
+
+    @property
+    def value(self) -> kernels.Cache:
+        """The values as kernels take them."""
+        return self._value.cache
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks that there is room for."""
+        return self._key.num_blocks
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of one block of this layer."""
-        return sum(t.shape[1] * t.shape[2] * t.shape[3] * t.element_size() for t in (self.key, self.value))
+        """Bytes of one block of this layer, scales included."""
+        return self._key.block_bytes + self._value.block_bytes
+
+    @property
+    def residual_bytes(self) -> int:
+        """Bytes of one residual of this layer; 0 for a format without any."""
+        return self._key.residual_bytes + self._value.residual_bytes
 
     @property
     def nbytes(self) -> int:
-        return self.key.nbytes + self.value.nbytes
+        return self._key.nbytes + self._value.nbytes
 
-    def reserve(self, num_blocks: int, limit: int) -> None:
-        """Hold at least `num_blocks`, at most `limit` blocks; what is stored stays."""
-        if num_blocks <= len(self.key):
+    def contents(self, part: str) -> Tensor:
+        """[num_blocks, ...]: what lies in the blocks of "key" or "value", codes and scales alike."""
+        return self._part(part).data
+
+    def reserve(self, num_blocks: int, limit: int, num_residuals: int = 0) -> None:
+        """Hold at least `num_blocks`, at most `limit` blocks, and residuals; what is stored stays."""
+        parts = (self._key, self._value)
+        if all(part.has_room(num_blocks, num_residuals) for part in parts):
             return
         with self._lock:
-            if num_blocks > len(self.key):  # another thread may have grown it meanwhile
-                target = max(num_blocks, min(limit, int(num_blocks * GROWTH)))
-                self.key, self.value = _grown(self.key, target), _grown(self.value, target)
+            for part in parts:
+                if not part.has_room(num_blocks, 0):
+                    part.grow(max(num_blocks, min(limit, int(num_blocks * GROWTH))), 0)
+                if not part.has_room(0, num_residuals):
+                    part.grow(0, int(num_residuals * GROWTH))
 
-    def write(self, key: Tensor, value: Tensor, slots: Tensor) -> None:
-        """Store [num_tokens, num_kv_heads, dim] at `slots` (int64, -1 = not stored)."""
-        with self._lock:
-            kernels.write_kv(key, value, self.key, self.value, slots)
+    def write(self, key: Tensor, value: Tensor, step: Step) -> None:
+        """Store the new tokens of a step, [num_tokens, num_kv_heads, dim]; the step says where."""
+        with self._lock, torch.no_grad():
+            write_step(key, value, self._key, self._value, step)
 
     def copy_blocks(self, copies: list[BlockCopy]) -> None:
         """Make the copies of a copy-on-write."""
         device = self.key.device
         sources = torch.tensor([copy.source for copy in copies], device=device)
         targets = torch.tensor([copy.target for copy in copies], device=device)
-        with self._lock:
+        with self._lock, torch.no_grad():
             kernels.copy_blocks(self.key, self.value, sources, targets)
+            for part in (self._key, self._value):
+                part.copy_residuals([copy.residuals for copy in copies if copy.residuals])
 
     def fill(self, part: str, blocks: list[int], contents: Tensor) -> None:
-        """Put `contents` [len(blocks), num_kv_heads, block_size, dim] into whole blocks of "key" or "value"."""
+        """Put `contents` (as `contents` gives them) into whole blocks of "key" or "value"."""
         with self._lock, torch.no_grad():
-            stored: Tensor = getattr(self, part)
+            stored = self._part(part).data
             stored[torch.tensor(blocks, device=stored.device)] = contents.to(stored.device)
+
+    def _part(self, name: str) -> PartStore:
+        return self._key if name == "key" else self._value
 
 
 class KVStorage:
-    """The stores of all layers. A store belongs to a place in the layer groups; groups share it where their
-    layers have equal shapes, dtypes and devices. It is made when its first key arrives.
+    """The stores of all layers. A store belongs to a place in the layer groups; groups share it where their layers have
+    equal shapes, dtypes, devices and KV formats. It is made when its first key arrives.
     """
 
-    def __init__(self, block_size: int, kv_format: KVFormat) -> None:
+    def __init__(self, block_size: int, kv_format: KVFormat, scales: Mapping[int, PartScales] | None = None) -> None:
         self._block_size = block_size
-        self._format = kv_format
-        self._stores: dict[tuple[int, object], LayerStore] = {}
+        self._format, self._scales = kv_format, scales or {}
+        self._stores: dict[tuple[object, ...], LayerStore] = {}
         self._lock = threading.Lock()
 
     @property
@@ -92,12 +131,22 @@ class KVStorage:
         """Bytes that one more block takes in all stores that exist by now."""
         return sum(store.block_bytes for store in self._stores.values())
 
-    def store(self, place: int, key: Tensor, value: Tensor) -> LayerStore:
-        """The store for the layer at `place` of its group whose first keys and values are these."""
+    @property
+    def residual_bytes(self) -> int:
+        """Bytes that one more residual takes in all stores that exist by now."""
+        return sum(store.residual_bytes for store in self._stores.values())
+
+    def store(self, place: int, key: Tensor, value: Tensor, layer: int) -> LayerStore:
+        """The store for `layer`, at `place` of its group, whose first keys and values are these. Raises
+        InvalidConfigError where the KV format cannot hold them.
+        """
+        own = self._format.of_layer(layer)
+        scales = self._scales.get(layer, NO_SCALES)
         with self._lock:
-            where = (place, signature(key, value))
+            where = (place, signature(key, value), own, None if scales is NO_SCALES else layer)
             if where not in self._stores:
-                self._stores[where] = LayerStore(key, value, self._block_size, self._format)
+                check_dims(own, key.shape[3], value.shape[3])
+                self._stores[where] = LayerStore(key, value, self._block_size, own, scales)
             return self._stores[where]
 
 
@@ -118,17 +167,3 @@ def check_signature(store: LayerStore, key: Tensor, value: Tensor, layer: int) -
 
 def _words(parts: tuple[object, ...]) -> str:
     return "(" + ", ".join(str(part) for part in parts) + ")"
-
-
-def _empty(like: Tensor, num_blocks: int, block_size: int, kv_format: KVFormat) -> Tensor:
-    # Outside of inference mode, so that a pool made in one mode can be written in the other.
-    with torch.inference_mode(False):
-        shape = (num_blocks, like.shape[1], block_size, like.shape[3])
-        return torch.empty(shape, dtype=kv_format.storage_dtype(like.dtype), device=like.device)
-
-
-def _grown(old: Tensor, num_blocks: int) -> Tensor:
-    with torch.inference_mode(False), torch.no_grad():
-        new = old.new_empty(num_blocks, *old.shape[1:])
-        new[: len(old)] = old
-        return new

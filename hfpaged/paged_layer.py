@@ -80,7 +80,7 @@ class PagedLayer(CacheLayerMixin):
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Find or make the store for keys and values of this kind."""
-        store = self._rows.pool.storage.store(self._place, key_states, value_states)
+        store = self._rows.pool.storage.store(self._place, key_states, value_states, self._index)
         self._rows.pool.settle_size(self._index, store)
         self._store = store
 
@@ -103,7 +103,7 @@ class PagedLayer(CacheLayerMixin):
         self._rows.join(self._index, key_states.shape[0], key_states.shape[2])
         self.make_copies()
         step = self._rows.steps[self._group_index].to(key_states.device)
-        store.write(flat_tokens(key_states.detach()), flat_tokens(value_states.detach()), step.slots)
+        store.write(flat_tokens(key_states.detach()), flat_tokens(value_states.detach()), step)
         layer_step = LayerStep(self._rows, step, store, key_states, value_states, self.group.window, self._group_index)
         past_had_graph = self._index in self._rows.graphs
         if torch.is_grad_enabled() and (past_had_graph or key_states.requires_grad or value_states.requires_grad):
@@ -117,7 +117,8 @@ class PagedLayer(CacheLayerMixin):
         if self._store is None:
             return
         pool, copies = self._rows.pool.blocks, self._rows.copies.of(self._group_index)
-        self._store.reserve(pool.high_water, pool.num_blocks)
+        residuals = self._rows.pool.residuals
+        self._store.reserve(pool.high_water, pool.num_blocks, residuals.high_water if residuals else 0)
         if copies:
             self._store.copy_blocks(copies)
         self._rows.copies.made(self._index)
@@ -199,7 +200,7 @@ class PagedLayer(CacheLayerMixin):
         assert old_key is not None
         assert old_value is not None
         key, value = (old_key if key is None else key), (old_value if value is None else value)
-        self._store.write(flat_tokens(key.detach()), flat_tokens(value.detach()), step.slots)
+        self._store.write(flat_tokens(key.detach()), flat_tokens(value.detach()), step)
 
     def _lazy(self, layer_step: LayerStep, new: Tensor, is_key: bool) -> Tensor:
         shape = (new.shape[0], new.shape[1], layer_step.length - layer_step.offset, new.shape[3])
@@ -208,11 +209,11 @@ class PagedLayer(CacheLayerMixin):
         return lazy
 
 
-def dense_rows(rows: Rows, step: Step, cache: Tensor, offset: int, length: int) -> Tensor:
+def dense_rows(rows: Rows, step: Step, cache: kernels.Cache, offset: int, length: int) -> Tensor:
     """[batch, num_kv_heads, length - offset, dim]: positions offset .. length - 1 of the padded rows, all of whose
     tokens must lie in blocks that are held; padding is zeros.
     """
-    packed = kernels.gather(cache, step.block_tables, step.context_lengths)
+    packed = kernels.gather(cache, step.block_tables, step.context_lengths, step.residuals)
     if rows.kept is None:
         if bool((step.context_lengths == packed.shape[2]).all()):
             return packed[:, :, packed.shape[2] - (length - offset) :]

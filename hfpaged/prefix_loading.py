@@ -88,12 +88,7 @@ def _check_pool(pool: KVPool, manifest: Manifest, path: str) -> None:
 
 def _check_tensors(pool: KVPool, manifest: Manifest, tree: FlatTree, file: Any, path: str) -> None:
     """Raises PrefixFileError unless the tensors are there, as the manifest and the pool's stores want them."""
-    dtypes = {
-        (layer, part): pool.kv_format.storage_dtype(kind.dtype(part))
-        for layer, kind in manifest.layers.items()
-        for part in PARTS
-    }
-    for spec in layer_specs(manifest, tree, dtypes):
+    for spec in layer_specs(manifest, tree, pool.kv_format):
         found = spec_of(file, spec.name)
         if found != spec:
             raise PrefixFileError(f"{path!r} has {found} in the place of {spec}; save the prefixes again")
@@ -159,7 +154,7 @@ def _stores(pool: KVPool, manifest: Manifest, device: torch.device | None, path:
         for place, layer in enumerate(group.layers):
             if layer in manifest.layers:
                 key, value = (_like(manifest.layers[layer], part, where[layer]) for part in PARTS)
-                stores[layer] = pool.storage.store(place, key, value)
+                stores[layer] = pool.storage.store(place, key, value, layer)
                 pool.settle_size(layer, stores[layer])
     return stores
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from hfpaged.block_hash import ExtraKey
+from hfpaged.kv_format import KVFormat, block_shape, storage_dtype
 from hfpaged.kv_storage import LayerStore
 from hfpaged.layer_groups import LayerGroup
 from hfpaged.prefix_tree import FlatTree, Place
@@ -136,18 +137,19 @@ def _split(tokens: Tensor, sizes: list[int]) -> list[array[int]]:
     return [numbers[start:end] for start, end in pairwise(ends)]
 
 
-def layer_specs(manifest: Manifest, tree: FlatTree, stored: Mapping[tuple[int, str], torch.dtype]) -> list[TensorSpec]:
-    """What is in the file of each layer: "layer.3.key" and "layer.3.value" [blocks of its group, num_kv_heads,
-    block_size, dim], in the dtypes `stored` in the pool.
+def layer_specs(manifest: Manifest, tree: FlatTree, kv_format: KVFormat) -> list[TensorSpec]:
+    """What is in the file of each layer: "layer.3.key" and "layer.3.value", the blocks of its group as they lie in a
+    pool with this format: [blocks, num_kv_heads, block_size, dim], or [blocks, num_kv_heads, bytes] with their scales.
     """
     specs = []
     for number, group in enumerate(manifest.groups):
         count = sum(place.group == number for place in tree.order)
         for layer in group.layers:
             for part in PARTS if layer in manifest.layers else ():
-                kind = manifest.layers[layer]
-                shape = (count, kind.heads, manifest.block_size, kind.dim(part))
-                specs.append(TensorSpec(f"layer.{layer}.{part}", stored[layer, part], shape))
+                kind, stored = manifest.layers[layer], kv_format.of_layer(layer).part(part)
+                block = block_shape(stored, kind.heads, manifest.block_size, kind.dim(part))
+                dtype = storage_dtype(stored, kind.dtype(part))
+                specs.append(TensorSpec(f"layer.{layer}.{part}", dtype, (count, *block)))
     return specs
 
 

@@ -48,10 +48,9 @@ def save_prefixes(pool: KVPool, path: str | os.PathLike[str]) -> SavedPrefixes:
         manifest = Manifest(
             pool.block_size, pool.kv_format.name, pool.groups, layers, roots, installed_versions()
         )  # fmt: skip
-        stored = {(layer, part): getattr(store, part).dtype for layer, store in stores.items() for part in PARTS}
         trees = tree_tensors(tree)
         specs = [TensorSpec(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in trees.items()]
-        specs += layer_specs(manifest, tree, stored)
+        specs += layer_specs(manifest, tree, pool.kv_format)
         size = write_file(path, manifest.to_json(), specs, _contents(pool, trees, stores, tree, blocks))
     return SavedPrefixes(len(blocks), num_tokens(tree.order, pool.block_size), size)
 
@@ -65,7 +64,7 @@ def _contents(
         ids = [block for block, place in zip(blocks, tree.order, strict=True) if place.group == number]
         for layer in group.layers:
             for part in PARTS if layer in stores else ():
-                tensor = getattr(stores[layer], part)
+                tensor = stores[layer].contents(part)
                 yield tensor.index_select(0, torch.tensor(ids, dtype=torch.int64, device=tensor.device))
 
 

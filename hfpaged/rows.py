@@ -14,6 +14,7 @@ from hfpaged.row_tokens import RowTokens
 from hfpaged.sequence import Sequence
 from hfpaged.step import Step, StepPlan, build_step
 from hfpaged.step_copies import StepCopies
+from hfpaged.step_residuals import StepResiduals
 from hfpaged.stream_rule import StreamRule
 
 
@@ -33,6 +34,7 @@ class Rows:
         self.plan: StepPlan | None = None
         self.steps: list[Step] = []  # by layer group; empty between a change of rows and the next step
         self.copies = StepCopies(pool)
+        self.residuals = StepResiduals(pool.residuals)
         self.records_past = False  # blocks that left a window stay until the next crop
         self.in_forward = False  # whether a forward has begun that has not ended; known of patched models only
         self._has_just_begun = False  # whether that forward is the one in which the rows began with known tokens
@@ -93,6 +95,8 @@ class Rows:
     def rollback(self) -> None:
         """Undo the step under way, after an exception in the middle of a forward."""
         self.tokens.step_undone()
+        with self.pool.changing():
+            self.residuals.undo()
         if self._has_just_begun:  # the known tokens go as well: who uses the cache next may bring another prompt
             self.free()
         if not self.steps:
@@ -107,6 +111,7 @@ class Rows:
     def complete(self) -> None:
         """The forward is over: what it filled is published, what left a window goes back."""
         self.tokens.step_completed()
+        self._settle_residuals()
         if self.tokens.is_due:
             self._settle()
         self.release_left()
@@ -134,6 +139,7 @@ class Rows:
         indices = list(indices)
         with self.pool.changing() as manager:
             self.tokens.settle(manager, self.sequences)
+            self.residuals.settle()
             old = self.sequences
             chosen = [old[index] for index in indices]
             self.sequences = [manager.fork(sequence) for sequence in chosen]
@@ -147,6 +153,7 @@ class Rows:
         child = Rows(self.pool)
         with self.pool.changing() as manager:
             self.tokens.settle(manager, self.sequences)
+            self.residuals.settle()
             child.tokens = self.tokens.fork()
             child.sequences = [manager.fork(sequence) for sequence in self.sequences]
         child.length, child.kept, child.seen = self.length, self.kept, dict(self.seen)
@@ -168,6 +175,7 @@ class Rows:
         try:
             self.tokens.settle(manager, self.sequences)
         finally:
+            self.residuals.settle()
             for sequence in self.sequences:
                 manager.free(sequence)
             self.copies.free(manager)
@@ -181,6 +189,11 @@ class Rows:
     def _settle(self) -> None:
         with self.pool.changing() as manager:
             self.tokens.settle(manager, self.sequences)
+
+    def _settle_residuals(self) -> None:
+        if self.pool.residuals is not None:
+            with self.pool.changing():
+                self.residuals.settle()
 
     def _begin(self, batch: int, query_length: int) -> None:
         self.copies.let_go()
@@ -213,14 +226,20 @@ class Rows:
             if not self.sequences:
                 self.sequences = [manager.create(self.rules) for own in owns if own]
             own_counts = [count for count, own in zip(counts, owns, strict=True) if own]
-            self.copies.begin(manager, manager.grow(list(zip(self.sequences, own_counts, strict=True))))
+            self.residuals.settle()
+            copies = manager.grow(list(zip(self.sequences, own_counts, strict=True)))
+            self.copies.begin(manager, self.residuals.copies(copies))
             if not all(owns):
                 stored = dict(zip((row for row, own in enumerate(owns) if own), self.sequences, strict=True))
                 self.sequences = [
                     stored[row] if owns[row] else manager.fork(stored[same_as[row]]) for row in range(len(owns))
                 ]
-        tables = list(zip(*(sequence.tables for sequence in self.sequences), strict=True))
-        self.steps = [build_step(group, self.pool.block_size, query_length, kept, owns) for group in tables]
+            self.steps = [self._step(group, query_length, kept, owns) for group in range(len(self.pool.groups))]
+
+    def _step(self, group: int, query_length: int, kept: Bools | None, owns: list[bool]) -> Step:
+        tables = [sequence.tables[group] for sequence in self.sequences]
+        step = build_step(tables, self.pool.block_size, query_length, kept, owns)
+        return self.residuals.with_filling(step, tables, kept, owns)
 
     def _remember(self, batch: int, query_length: int, kept: Bools | None) -> None:
         self.length += query_length
@@ -239,6 +258,7 @@ class Rows:
 
     def _cut(self, length: int) -> None:
         with self.pool.changing() as manager:
+            self.residuals.settle()
             for sequence, stored in zip(self.sequences, self._stored(length), strict=True):
                 manager.trim(sequence, stored)
         self.length = length

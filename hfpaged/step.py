@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from hfpaged.block_table import BlockTable
+from hfpaged.filling import Filling
 from hfpaged.shared_runs import SharedRun, shared_runs
 
 
@@ -25,6 +26,8 @@ class Step:
                      does not care at which position it begins, so blocks that left the window are not told of.
     query_starts     [num_seqs] int32, the first token of a sequence in the flat list
     query_lengths    [num_seqs] int32, its tokens in this step
+    residuals        [num_seqs] int32, in a format with residuals: which one holds the last block while it is not full
+    filling          in such a format: what becomes of the new tokens, instead of `slots`
     """
 
     slots: Tensor
@@ -37,6 +40,8 @@ class Step:
     is_first: bool  # no sequence has a token from before this step
     is_contiguous: bool  # the query tokens of each sequence lie side by side
     shared: tuple[SharedRun, ...] = ()  # for decode: the rows in runs that read the same blocks first
+    residuals: Tensor | None = None
+    filling: Filling | None = None
     _on_device: dict[torch.device, Step] = field(default_factory=dict, repr=False, init=False)
 
     def to(self, device: torch.device) -> Step:
@@ -45,8 +50,8 @@ class Step:
             return self
         if device not in self._on_device:
             parts: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self) if f.init}
-            parts = {name: part.to(device) if isinstance(part, Tensor) else part for name, part in parts.items()}
-            self._on_device[device] = Step(**parts)
+            moved = {name: part.to(device) for name, part in parts.items() if isinstance(part, Tensor | Filling)}
+            self._on_device[device] = Step(**parts | moved)
         return self._on_device[device]
 
 

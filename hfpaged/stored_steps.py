@@ -11,7 +11,9 @@ def reading_step(rows: Rows, group: int) -> Step:
     """Metadata to read all that is stored, with no new token. Raises StreamingError."""
     rows.check_whole(group)
     tables = [sequence.tables[group] for sequence in rows.sequences]
-    return build_step(tables, rows.pool.block_size, 0, None, [False] * len(tables))
+    step = build_step(tables, rows.pool.block_size, 0, None, [False] * len(tables))
+    with rows.pool.changing():
+        return rows.residuals.reading(step, tables)
 
 
 def rewriting_step(rows: Rows, group: int, count: int) -> Step:
@@ -27,4 +29,7 @@ def rewriting_step(rows: Rows, group: int, count: int) -> Step:
         rows.pool.prefixes.withdraw(held)
         rows.tokens.forget(rows.sequences)
     kept = None if rows.kept is None else rows.kept[:, rows.length - count :]
-    return build_step(tables, rows.pool.block_size, count, kept, [True] * len(tables))
+    owns = [True] * len(tables)
+    step = build_step(tables, rows.pool.block_size, count, kept, owns)
+    with rows.pool.changing():
+        return rows.residuals.with_filling(step, tables, kept, owns)

@@ -27,7 +27,7 @@ def pool_of(num_layers=2, groups=None, block_size=BLOCK_SIZE, **size):
 def arrive(pool, layer, heads=HEADS, dim=DIM):
     """The first key of a layer comes."""
     (place,) = (group.layers.index(layer) for group in pool.groups if layer in group.layers)
-    store = pool.storage.store(place, *(torch.zeros(1, heads, 1, dim) for _ in range(2)))
+    store = pool.storage.store(place, *(torch.zeros(1, heads, 1, dim) for _ in range(2)), layer=0)
     pool.settle_size(layer, store)
     return store
 

@@ -9,6 +9,7 @@ from hfpaged.block_table import BlockCopy
 from hfpaged.errors import CacheMismatchError
 from hfpaged.kv_format import FORMATS
 from hfpaged.kv_storage import GROWTH, KVStorage, LayerStore, check_signature
+from hfpaged.step import Step
 
 HEADS, KEY_DIM, VALUE_DIM, BLOCK_SIZE = 2, 8, 4, 4
 
@@ -29,6 +30,12 @@ def store_of(kv_format="auto", **kwargs):
     return LayerStore(*states(**kwargs), BLOCK_SIZE, FORMATS[kv_format])
 
 
+def step_to(slots):
+    """A step whose tokens go to these slots; writing looks at nothing else."""
+    nothing = torch.zeros(0, dtype=torch.int32)
+    return Step(torch.tensor(slots), *[nothing] * 4, 0, False, False, True)
+
+
 def read(cache, slots):
     return torch.stack([cache[slot // BLOCK_SIZE, :, slot % BLOCK_SIZE] for slot in slots])
 
@@ -36,7 +43,7 @@ def read(cache, slots):
 def write(store, slots):
     """Random tokens at the slots; returns what was written."""
     key, value = (flat(t) for t in states(len(slots)))
-    store.write(key, value, torch.tensor(slots))
+    store.write(key, value, step_to(slots))
     return key, value
 
 
@@ -110,13 +117,13 @@ def test_tokens_lie_at_their_slots_and_minus_one_is_not_stored():
 @pytest.mark.parametrize("kv_format", ["float32", "bfloat16", "float16", "auto"])
 def test_the_format_says_how_tokens_are_stored(kv_format, computed):
     store = store_of(kv_format, dtype=computed)
-    stored = computed if kv_format == "auto" else FORMATS[kv_format].dtype
+    stored = computed if kv_format == "auto" else FORMATS[kv_format].key
     assert store.key.dtype == store.value.dtype == stored
     assert store.block_bytes == BLOCK_SIZE * HEADS * (KEY_DIM + VALUE_DIM) * stored.itemsize
     store.reserve(1, limit=4)
     assert store.key.dtype == stored
     key, value = (flat(t) for t in states(2, dtype=computed))
-    store.write(key, value, torch.tensor([2, 1]))
+    store.write(key, value, step_to([2, 1]))
     assert_holds(store, [2, 1], key, value)
 
 
@@ -223,10 +230,10 @@ def test_a_store_made_in_inference_mode_is_writable_outside_and_the_other_way_ro
 
 def test_groups_share_the_store_of_a_place_when_shapes_are_equal():
     storage = KVStorage(BLOCK_SIZE, FORMATS["auto"])
-    first = storage.store(0, *states(3))
-    assert storage.store(0, *states(1)) is first
-    assert storage.store(0, *states(5, batch=4)) is first  # neither length nor batch belongs to the kind
-    assert storage.store(1, *states(3)) is not first
+    first = storage.store(0, *states(3), layer=0)
+    assert storage.store(0, *states(1), layer=0) is first
+    assert storage.store(0, *states(5, batch=4), layer=0) is first  # neither length nor batch belongs to the kind
+    assert storage.store(1, *states(3), layer=0) is not first
     assert storage.block_bytes == 2 * first.block_bytes
 
 
@@ -241,18 +248,18 @@ OTHERS = [
 @pytest.mark.parametrize("other", OTHERS, ids=lambda other: next(iter(other)))
 def test_layers_of_another_kind_have_a_store_of_their_own(other):
     storage = KVStorage(BLOCK_SIZE, FORMATS["auto"])
-    first = storage.store(0, *states())
-    second = storage.store(0, *states(**other))
+    first = storage.store(0, *states(), layer=0)
+    second = storage.store(0, *states(**other), layer=0)
     assert second is not first
-    assert storage.store(0, *states()) is first
-    assert storage.store(0, *states(**other)) is second
+    assert storage.store(0, *states(), layer=0) is first
+    assert storage.store(0, *states(**other), layer=0) is second
     assert storage.block_bytes == first.block_bytes + second.block_bytes
 
 
 def test_a_layer_on_another_device_has_a_store_there():
     storage = KVStorage(BLOCK_SIZE, FORMATS["auto"])
-    first = storage.store(0, *states())
-    second = storage.store(0, *(t.to("meta") for t in states()))
+    first = storage.store(0, *states(), layer=0)
+    second = storage.store(0, *(t.to("meta") for t in states()), layer=0)
     assert second is not first
     assert second.key.device.type == "meta"
     assert first.key.device.type == "cpu"
@@ -261,7 +268,7 @@ def test_a_layer_on_another_device_has_a_store_there():
 def test_the_storage_says_the_bytes_of_all_its_tensors():
     storage = KVStorage(BLOCK_SIZE, FORMATS["auto"])
     assert storage.nbytes == storage.block_bytes == storage.num_stores == 0
-    first, second = storage.store(0, *states()), storage.store(1, *states(heads=5))
+    first, second = storage.store(0, *states(), layer=0), storage.store(1, *states(heads=5), layer=0)
     assert storage.num_stores == 2
     first.reserve(3, limit=3)
     second.reserve(2, limit=2)
@@ -276,7 +283,7 @@ def test_threads_that_ask_for_a_store_at_once_get_the_same_one():
     def ask():
         tokens = states()
         barrier.wait()
-        got.append(storage.store(0, *tokens))
+        got.append(storage.store(0, *tokens, layer=0))
 
     threads = [threading.Thread(target=ask) for _ in range(8)]
     for thread in threads:

@@ -419,7 +419,7 @@ def test_a_pool_does_not_keep_its_model_alive(saved):
 def test_other_shapes_are_refused(saved):
     model = shared("llama")
     pool = cache_of(model).pool
-    store = pool.storage.store(0, *(torch.zeros(1, 3, 1, 12) for _ in range(2)))
+    store = pool.storage.store(0, *(torch.zeros(1, 3, 1, 12) for _ in range(2)), layer=0)
     pool.settle_size(0, store)
     refused(pool, saved, "of another model")
 

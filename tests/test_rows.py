@@ -73,11 +73,11 @@ class Driver:
     def run_layer(self, layer, states):
         key, value = states[layer]
         group, place = self.home[layer]
-        store = self.pool.storage.store(place, key, value)
+        store = self.pool.storage.store(place, key, value, layer=0)
         self.rows.join(layer, key.shape[0], key.shape[2])
         self.make_copies(layer, store)
         flat = (t.transpose(1, 2).reshape(-1, t.shape[1], t.shape[3]) for t in (key, value))
-        store.write(*flat, self.rows.steps[group].slots)
+        store.write(*flat, self.rows.steps[group])
 
     def make_copies(self, layer, store):
         store.reserve(self.pool.blocks.high_water, self.pool.num_blocks)
@@ -101,7 +101,7 @@ class Driver:
         for layer in self.layers[:num_layers]:
             self.run_layer(layer, states)
         for layer in list(self.rows.copies.unmade_in):
-            self.make_copies(layer, self.pool.storage.store(self.home[layer][1], *states[layer]))
+            self.make_copies(layer, self.pool.storage.store(self.home[layer][1], *states[layer], layer=0))
         self.rows.rollback()
 
     def plan(self, batch, kept, same_as=None):
@@ -171,7 +171,7 @@ class Driver:
         for layer, pair in self.dense.items():
             assert self.rows.length_of(layer) == self.length
             group, place = self.home[layer]
-            store = self.pool.storage.store(place, *pair)
+            store = self.pool.storage.store(place, *pair, layer=0)
             step = reading_step(self.rows, group)
             for cache, dense in zip((store.key, store.value), pair, strict=True):
                 packed = kernels.gather(cache, step.block_tables, step.context_lengths)
