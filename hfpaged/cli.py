@@ -16,6 +16,7 @@ COMMANDS = {
     "demo": "chat with a small model, with and without paged KV memory, and compare",
     "support": "whether a model works with PagedCache, how fast, and why",
     "bench": "measure speed and KV memory against plain transformers",
+    "quality": "what a quantized KV cache costs in quality, and whether the model bears it",
 }
 
 EXAMPLES = """\
@@ -24,6 +25,7 @@ examples:
   hfpaged demo --model ./my-model --device cuda  your own model
   hfpaged support gemma3_text                    whether a model works, from its config alone
   hfpaged bench --help                           what can be measured
+  hfpaged quality ./my-model --kv int8           whether it bears a quantized KV cache
 """
 
 

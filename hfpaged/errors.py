@@ -65,5 +65,9 @@ class PrefixFileError(HfpagedError, ValueError):
     """A file of saved prefixes that is damaged, or of another model, format or block size; nothing was loaded."""
 
 
+class KVScalesError(HfpagedError, ValueError):
+    """A file of static scales that is damaged, or of another model; nothing was loaded."""
+
+
 class IntegrityError(HfpagedError, AssertionError):
     """The pool's books do not agree with what its block tables hold: a bug of hfpaged, never of its user."""

@@ -20,7 +20,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from hfpaged.errors import PrefixFileError
+from hfpaged.errors import HfpagedError, PrefixFileError
 
 # The header begins with the digest, which is taken with zeros in its own place:
 #
@@ -34,6 +34,17 @@ _DTYPES = {
     torch.int64: "I64", torch.int32: "I32", torch.int8: "I8", torch.uint8: "U8",
     torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2",
 }  # fmt: skip
+
+
+class FileKind(NamedTuple):
+    """What a file holds, what to do about a bad one, and the error that says so."""
+
+    content: str
+    remedy: str
+    error: type[HfpagedError]
+
+
+PREFIXES = FileKind("saved prefixes", "save the prefixes again", PrefixFileError)
 
 
 class TensorSpec(NamedTuple):
@@ -79,18 +90,18 @@ def write_file(
 
 
 @contextmanager
-def open_file(path: str | os.PathLike[str]) -> Iterator[Any]:
-    """The reader of safetensors over a file whose every byte was checked. Raises PrefixFileError, OSError."""
+def open_file(path: str | os.PathLike[str], kind: FileKind = PREFIXES) -> Iterator[Any]:
+    """The reader of safetensors over a file whose every byte was checked. Raises the error of its kind, OSError."""
     with open(path, "rb") as file:
-        _check_digest(file, path)
+        _check_digest(file, path, kind)
         try:
             reader = safe_open(os.fspath(path), framework="pt")
         except SafetensorError as error:
-            raise PrefixFileError(f"{_named(path)} is no safetensors file: {error}; save the prefixes again") from error
+            raise kind.error(f"{_named(path)} is no safetensors file: {error}; {kind.remedy}") from error
         with reader as tensors:
             # The reader opened it by its name, which another process may have given to a newer file meanwhile.
             if not os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
-                raise PrefixFileError(f"{_named(path)} was replaced while it was read; load it again")
+                raise kind.error(f"{_named(path)} was replaced while it was read; load it again")
             yield tensors
 
 
@@ -118,23 +129,23 @@ def _write(file: BinaryIO, header: bytes, specs: Many[TensorSpec], tensors: Iter
     file.write(digest.hexdigest().encode())
 
 
-def _check_digest(file: BinaryIO, path: str | os.PathLike[str]) -> None:
-    """Raises PrefixFileError unless the file is byte for byte what was written."""
+def _check_digest(file: BinaryIO, path: str | os.PathLike[str], kind: FileKind) -> None:
+    """Raises the error of `kind` unless the file is byte for byte what was written."""
     opening = file.read(_LENGTH.size + len(_OPENING))
     if not opening.endswith(_OPENING):
-        raise PrefixFileError(
-            f"{_named(path)} does not begin like a file of saved prefixes ({len(opening)} bytes read): it was "
-            "changed, truncated, or written by something else; give one that save_prefixes wrote"
+        raise kind.error(
+            f"{_named(path)} does not begin like a file of {kind.content} ({len(opening)} bytes read): it was "
+            f"changed, truncated, or written by something else; {kind.remedy}"
         )
     written = file.read(len(_ZEROS))
     digest = hashlib.sha256(opening + _ZEROS)
     while chunk := file.read(_CHUNK):
         digest.update(chunk)
     if digest.hexdigest().encode() != written:
-        raise PrefixFileError(
+        raise kind.error(
             f"{_named(path)} is {file.tell()} bytes with SHA-256 {digest.hexdigest()[:12]}..., and was written with "
             f"{written[:12].decode(errors='replace')}...: it was truncated or changed, so none of it can be trusted; "
-            "save the prefixes again"
+            f"{kind.remedy}"
         )
 
 

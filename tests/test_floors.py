@@ -21,13 +21,13 @@ FLOORS = {
     " prefix_index match_end token_chain sequence block_manager prefix_cache prefix_tree prefill_plan piece_kind"
     " prefix_report explain stream_rule residuals",
     1: "kv_format filling part_store kv_storage kv_pool content fingerprint shared_runs step step_copies"
-    " step_residuals row_tokens rows stored_steps step_plan admission tensor_file prefix_manifest prefix_saving"
-    " prefix_loading",
+    " step_residuals row_tokens rows stored_steps step_plan admission tensor_file kv_scales prefix_manifest"
+    " prefix_saving prefix_loading",
     2: "adapters compat"
     " graph handle paged_layer state_layer model_classes pageable mask_pattern mask attention attention_code"
     " attention_origin pictures prefix_sharing prefix_lookup cache_pool row_cache cache patching"
     " sinks streaming streaming_support",
-    3: "__init__ __main__ cli demo demo_model demo_wheel measure bench* verdict support",
+    3: "__init__ __main__ cli demo demo_model demo_wheel measure bench* quality* verdict support conditions",
 }
 
 # Libraries that a floor must not import, at the top or late.

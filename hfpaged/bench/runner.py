@@ -6,7 +6,6 @@ import argparse
 import json
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,13 +13,13 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from transformers.utils import logging as transformers_logging
 
 import hfpaged
 from hfpaged.bench import report, setting
 from hfpaged.bench.catalog import Row, choose
 from hfpaged.bench.result import Outcome, exit_code
 from hfpaged.bench.setting import Setting
+from hfpaged.conditions import cpu_threads, quiet_transformers
 from hfpaged.errors import InvalidConfigError
 
 REPEATS = 3
@@ -31,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
     """Print the table and a last line; 1 if tokens differ, 3 if a target is missed and that counts."""
     rows = choose(args.only, args.rows)
     _check(args)
-    with _threads(args.threads), _quiet_transformers():
+    with cpu_threads(args.threads), quiet_transformers():
         model, tokenizer = setting.load(args.model, args.dtype, args.device)
         repeats = args.repeats or (1 if args.quick else REPEATS)
         subject = Setting(model, tokenizer, repeats, args.quick)
@@ -96,28 +95,3 @@ def _shown(rows: list[Row]) -> Iterator[Row]:
                 print(f"hfpaged: {row.name} ({index + 1} of {len(rows)})", file=sys.stderr, flush=True)
             yield row
         progress.update(task, completed=len(rows))
-
-
-@contextmanager
-def _threads(count: int | None) -> Iterator[None]:
-    before = torch.get_num_threads()
-    if count is not None:
-        torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-@contextmanager
-def _quiet_transformers() -> Iterator[None]:
-    """No remarks of generate() between our lines."""
-    verbosity, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        transformers_logging.set_verbosity(verbosity)
-        if bars:
-            transformers_logging.enable_progress_bar()

@@ -1,0 +1,92 @@
+"""`hfpaged quality`: what a quantized KV cache costs in quality, against the native one, on the same texts."""
+
+from __future__ import annotations
+
+import argparse
+
+from hfpaged.quality.contexts import DEFAULT_CONTEXTS, FED, TEXTS
+from hfpaged.quality.thresholds import Thresholds, share
+
+DTYPES = ("float32", "bfloat16", "float16")
+
+DESCRIPTION = """\
+Whether a model bears a quantized KV cache. Texts are prefilled, then fed token by token (teacher forced) with the
+native cache and with each quantized one, so that every format reads only what its own cache gives back. Compared are
+the distributions of the next token at each position, and greedy generations.
+
+figures:
+  perplexity    of the text, and its change with the standard error of that change (paired, by token)
+  KL            divergence of the next-token distributions, native || quantized, in nats: mean and 99th percentile
+  top-1         how often the likeliest next token is the same
+  parts at      the first new token in which any greedy generation differs from the native one
+  ROUGE-L       of these generations, over tokens (Lin 2004)
+  bytes/token   of the pool, scales included, against native and against bfloat16
+"""
+
+EXAMPLES = """\
+examples:
+  hfpaged quality                                           int8 on the demo model
+  hfpaged quality ./my-model --kv int8 --against fp8_e4m3,int4 --json figures.json --plot kl.png
+  hfpaged quality ./my-model --kv int4 --data own.txt --contexts short,1k,4k,max --layers
+  hfpaged quality ./my-model --kv '{"default": "int8", "layers": {"0": "auto"}}'
+  hfpaged quality ./my-model --calibrate scales.safetensors --data own.txt
+
+exit codes: 0 when all formats are fit, 3 when one is not, 2 for errors
+"""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Declare the command and its options."""
+    line = "what a quantized KV cache costs in quality, and whether the model bears it"
+    parser = subparsers.add_parser(
+        "quality", help=line, description=DESCRIPTION, epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    _add_options(parser)
+    _add_thresholds(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Judge, or calibrate; torch and transformers are not imported before."""
+    from hfpaged.quality import runner
+
+    return runner.run(args)
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", nargs="?", metavar="MODEL", help="the same as --model")
+    parser.add_argument("--model", help="folder or hub id (default: SmolLM2-135M-Instruct from PyPI)")
+    parser.add_argument("--kv", default="int8", metavar="FORMAT", help="the KV format to judge (default: int8)")
+    parser.add_argument("--against", metavar="FORMAT,...", help="more KV formats, on the same texts")
+    parser.add_argument("--data", metavar="FILE", help="UTF-8 text (default: own English and code that is built in)")
+    parser.add_argument(
+        "--contexts", default=DEFAULT_CONTEXTS, metavar="LENGTH,...",
+        help=f"short (128 tokens, all but the first fed one by one), 1k, 4k, max or a number (the last {FED} of each "
+        f"fed one by one); default: {DEFAULT_CONTEXTS}",
+    )  # fmt: skip
+    parser.add_argument("--texts", type=int, default=TEXTS, metavar="N", help=f"for each length (default: {TEXTS})")
+    parser.add_argument("--layers", action="store_true", help="also rank layers and heads by what --kv does to them")
+    parser.add_argument("--calibrate", metavar="FILE", help="judge nothing; write static scales for fp8 of this model")
+    parser.add_argument("--json", metavar="FILE", help="also write the figures here")
+    parser.add_argument("--plot", metavar="FILE.png", help="also draw KL by position (pip install 'hfpaged[plot]')")
+    parser.add_argument("--dtype", choices=DTYPES, default="float32", help="default: float32")
+    parser.add_argument("--device", default="cpu", help="where torch runs the model (default: cpu)")
+    parser.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: as torch chooses)")
+
+
+def _add_thresholds(parser: argparse.ArgumentParser) -> None:
+    default = Thresholds()
+    group = parser.add_argument_group("thresholds", "a format is fit when it keeps all three at every length")
+    group.add_argument(
+        "--max-ppl-change", type=share, default=default.max_ppl_change, metavar="X%",
+        help="highest rise of perplexity (default: 1%%, as MLPerf asks of quantized models 99%% of their quality)",
+    )  # fmt: skip
+    group.add_argument(
+        "--max-kl", type=float, default=default.max_kl, metavar="NATS",
+        help="highest mean KL divergence (default: 0.02, which by Pinsker's inequality moves less than a tenth of the "
+        "probability from token to token)",
+    )  # fmt: skip
+    group.add_argument(
+        "--min-top1", type=share, default=default.min_top1, metavar="X%",
+        help="lowest top-1 agreement (default: 93%%; what falls out are close calls as long as KL is low)",
+    )  # fmt: skip

@@ -1,0 +1,127 @@
+"""Runs `hfpaged quality`: measures each length, judges, and says what came out."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from transformers import PreTrainedModel
+
+import hfpaged
+from hfpaged import demo_model
+from hfpaged.conditions import cpu_threads, quiet_transformers
+from hfpaged.errors import InvalidConfigError
+from hfpaged.kv_scales import LARGEST
+from hfpaged.quality import report
+from hfpaged.quality.calibration import calibrate
+from hfpaged.quality.contexts import Context, fit_all, parse_contexts
+from hfpaged.quality.corpus import Corpus, load_corpus
+from hfpaged.quality.examination import examine, rank
+from hfpaged.quality.plot import check_plot, draw
+from hfpaged.quality.progress import progress
+from hfpaged.quality.report import Report
+from hfpaged.quality.sides import NATIVE, Side, parse_sides
+from hfpaged.quality.subject import Subject
+from hfpaged.quality.thresholds import Thresholds
+from hfpaged.quality.verdict import judge
+
+WIDTH = 190  # of the table where stdout is no terminal
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the tables and the verdict; 3 if a format is not fit. Raises InvalidConfigError, DemoModelError."""
+    _check(args)
+    contexts, sides = parse_contexts(args.contexts), parse_sides(args.kv, args.against)
+    with cpu_threads(args.threads), quiet_transformers():
+        model, tokenizer = demo_model.load(_model_name(args), args.dtype, args.device)
+        corpus = load_corpus(args.data, tokenizer)
+        try:
+            with torch.inference_mode():
+                return _run(args, model, corpus, contexts, sides)
+        finally:
+            hfpaged.unpatch(model)
+
+
+def _run(
+    args: argparse.Namespace, model: PreTrainedModel, corpus: Corpus, contexts: list[Context], sides: list[Side]
+) -> int:
+    subject = Subject.of(model, corpus, args.texts, [NATIVE] if args.calibrate else [NATIVE, *sides])
+    contexts = fit_all(contexts, subject.positions, corpus.available)
+    if args.calibrate:
+        return _calibrate(args.calibrate, subject, contexts, args.kv)
+    found = _judge(args, subject, contexts, sides)
+    _print(found, contexts, subject)
+    if args.json:
+        Path(args.json).write_text(json.dumps(found.as_json(), indent=2, allow_nan=False) + "\n")
+    if args.plot:
+        draw(args.plot, [one.figures for one in found.judged])
+    return found.exit_code
+
+
+def _judge(args: argparse.Namespace, subject: Subject, contexts: list[Context], sides: list[Side]) -> Report:
+    thresholds = Thresholds(args.max_ppl_change, args.max_kl, args.min_top1)
+    is_demo = _model_name(args) is None
+    with progress() as begin:
+        figures = [one for context in contexts for one in examine(subject, context, sides, begin)]
+        ranking = rank(subject, contexts[0], sides[0], begin) if args.layers else {}
+    judged = [judge(one, thresholds, is_demo) for one in figures]
+    return Report(subject.header(), thresholds, judged, **ranking)
+
+
+def _calibrate(path: str, subject: Subject, contexts: list[Context], kv_format: str) -> int:
+    """Write static scales; for fp8_e4m3 unless --kv names another format that can have them."""
+    batches = [batch for context in contexts for batch in subject.batches(subject.texts(context), caches=2)]
+    found = calibrate(subject.model, batches, kv_format if kv_format in LARGEST else "fp8_e4m3")
+    try:
+        size = found.save(path)
+    except OSError as error:
+        raise InvalidConfigError(f"--calibrate {path}: {error.strerror}; give a file that can be written") from error
+    tokens = sum(batch.numel() for batch in batches)
+    print(
+        f"Wrote {path} ({size:,} bytes): the largest keys and values of each head in {len(found.layers)} layers over "
+        f"{tokens:,} tokens, static scales of {found.kv_format} for this model alone."
+    )
+    return 0
+
+
+def _check(args: argparse.Namespace) -> None:
+    for name in ("texts", "threads"):
+        value = getattr(args, name)
+        if value is not None and value < 1:
+            raise InvalidConfigError(f"--{name} {value} measures nothing; use 1 or more")
+    if args.name is not None and args.model is not None:
+        raise InvalidConfigError(f"{args.name!r} and --model {args.model!r} both name a model; give one")
+    for name in ("json", "plot", "calibrate"):
+        path = getattr(args, name)
+        if path and not Path(path).resolve().parent.is_dir():
+            raise InvalidConfigError(f"--{name} {path}: its folder does not exist; make it first")
+    if args.plot:
+        check_plot(args.plot)
+
+
+def _model_name(args: argparse.Namespace) -> str | None:
+    name: str | None = args.model if args.name is None else args.name
+    return name
+
+
+def _print(found: Report, contexts: Sequence[Context], subject: Subject) -> None:
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=WIDTH)
+    for name, value in found.header.items():
+        text = f"{value:,}" if name == "parameters" else str(value)
+        console.print(f"{name:13} {text}", markup=False, highlight=False, soft_wrap=True)
+    texts = {context.name: len(subject.texts(context)) for context in contexts}
+    for line in report.notes(contexts, texts):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    console.print(report.table(found.judged))
+    if found.layers:
+        console.print(report.layer_table(found.layers))
+        console.print(report.head_table(found.heads))
+        line = f"To keep the worst layers native: kv_dtype={found.exempting}"
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    console.print(found.last_line, markup=False, highlight=False, soft_wrap=True)
