@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
 def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", nargs="?", metavar="MODEL", help="the same as --model")
     parser.add_argument("--model", help="folder or hub id (default: SmolLM2-135M-Instruct from PyPI)")
-    parser.add_argument("--kv", default="int8", metavar="FORMAT", help="the KV format to judge (default: int8)")
+    parser.add_argument("--kv", metavar="FORMAT", help="the KV format to judge (default: int8), or a JSON object")
     parser.add_argument("--against", metavar="FORMAT,...", help="more KV formats, on the same texts")
     parser.add_argument("--data", metavar="FILE", help="UTF-8 text (default: own English and code that is built in)")
     parser.add_argument(
@@ -66,7 +66,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("--texts", type=int, default=TEXTS, metavar="N", help=f"for each length (default: {TEXTS})")
     parser.add_argument("--layers", action="store_true", help="also rank layers and heads by what --kv does to them")
-    parser.add_argument("--calibrate", metavar="FILE", help="judge nothing; write static scales for fp8 of this model")
+    parser.add_argument("--calibrate", metavar="FILE", help="judge nothing; write static scales of fp8 (--kv)")
     parser.add_argument("--json", metavar="FILE", help="also write the figures here")
     parser.add_argument("--plot", metavar="FILE.png", help="also draw KL by position (pip install 'hfpaged[plot]')")
     parser.add_argument("--dtype", choices=DTYPES, default="float32", help="default: float32")

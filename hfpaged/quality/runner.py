@@ -29,13 +29,15 @@ from hfpaged.quality.subject import Subject
 from hfpaged.quality.thresholds import Thresholds
 from hfpaged.quality.verdict import judge
 
+JUDGED, CALIBRATED = "int8", "fp8_e4m3"  # without --kv
 WIDTH = 190  # of the table where stdout is no terminal
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the tables and the verdict; 3 if a format is not fit. Raises InvalidConfigError, DemoModelError."""
     _check(args)
-    contexts, sides = parse_contexts(args.contexts), parse_sides(args.kv, args.against)
+    contexts = parse_contexts(args.contexts)
+    sides = [] if args.calibrate else parse_sides(args.kv or JUDGED, args.against)
     with cpu_threads(args.threads), quiet_transformers():
         model, tokenizer = demo_model.load(_model_name(args), args.dtype, args.device)
         corpus = load_corpus(args.data, tokenizer)
@@ -49,10 +51,10 @@ def run(args: argparse.Namespace) -> int:
 def _run(
     args: argparse.Namespace, model: PreTrainedModel, corpus: Corpus, contexts: list[Context], sides: list[Side]
 ) -> int:
-    subject = Subject.of(model, corpus, args.texts, [NATIVE] if args.calibrate else [NATIVE, *sides])
+    subject = Subject.of(model, corpus, args.texts, [NATIVE, *sides])
     contexts = fit_all(contexts, subject.positions, corpus.available)
     if args.calibrate:
-        return _calibrate(args.calibrate, subject, contexts, args.kv)
+        return _calibrate(args.calibrate, subject, contexts, args.kv or CALIBRATED)
     found = _judge(args, subject, contexts, sides)
     _print(found, contexts, subject)
     if args.json:
@@ -73,9 +75,9 @@ def _judge(args: argparse.Namespace, subject: Subject, contexts: list[Context], 
 
 
 def _calibrate(path: str, subject: Subject, contexts: list[Context], kv_format: str) -> int:
-    """Write static scales; for fp8_e4m3 unless --kv names another format that can have them."""
+    """Read the texts natively and write static scales."""
     batches = [batch for context in contexts for batch in subject.batches(subject.texts(context), caches=2)]
-    found = calibrate(subject.model, batches, kv_format if kv_format in LARGEST else "fp8_e4m3")
+    found = calibrate(subject.model, batches, kv_format)
     try:
         size = found.save(path)
     except OSError as error:
@@ -95,6 +97,8 @@ def _check(args: argparse.Namespace) -> None:
             raise InvalidConfigError(f"--{name} {value} measures nothing; use 1 or more")
     if args.name is not None and args.model is not None:
         raise InvalidConfigError(f"{args.name!r} and --model {args.model!r} both name a model; give one")
+    if args.calibrate and (args.kv or CALIBRATED) not in LARGEST:
+        raise InvalidConfigError(f"--calibrate: {args.kv} has no static scales; use --kv {' or '.join(LARGEST)}")
     for name in ("json", "plot", "calibrate"):
         path = getattr(args, name)
         if path and not Path(path).resolve().parent.is_dir():

@@ -1,0 +1,194 @@
+"""How figures are judged, told and drawn, without a model."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+
+import pytest
+
+from hfpaged.errors import InvalidConfigError
+from hfpaged.quality import plot, report
+from hfpaged.quality.contexts import Context
+from hfpaged.quality.figures import Figures
+from hfpaged.quality.heads import HeadEffect
+from hfpaged.quality.layers import LayerEffect
+from hfpaged.quality.report import Report
+from hfpaged.quality.thresholds import DEMO_TARGETS, Thresholds, share
+from hfpaged.quality.verdict import exit_code, judge, sentence
+
+SHORT, LONG = Context("short", 128), Context("1k", 1024)
+
+
+def figures(name="int8", context=SHORT, **changes):
+    known = {
+        "format": name, "context": context, "scored": 1524, "perplexity_native": 20.0, "perplexity": 20.01,
+        "ppl_change": 0.0005, "ppl_error": 0.0002, "kl_mean": 0.0004, "kl_p99": 0.003, "top1": 0.985,
+        "generated": 64, "parts_at": 17, "equal_generations": 0.5, "rouge_l": 0.8, "bytes_per_token": 12240.0,
+        "of_native": 0.266, "of_bfloat16": 0.53, "kl_by_position": tuple([0.001] * context.fed),
+    }  # fmt: skip
+    return Figures(**known | changes)
+
+
+def judged(*args, is_demo=False, **changes):
+    return judge(figures(*args, **changes), Thresholds(), is_demo)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"ppl_change": 0.0101}, ["perplexity +1.01 % is above +1.00 %"]),
+        ({"kl_mean": 0.021}, ["KL 0.021 is above 0.02"]),
+        ({"top1": 0.89}, ["top-1 89.0 % is below 93 %"]),
+        ({"ppl_change": 0.01, "kl_mean": 0.02, "top1": 0.93}, []),
+        ({"ppl_change": -0.5}, []),
+        ({"ppl_change": math.nan, "kl_mean": math.nan, "top1": 0.0}, ["perplexity", "KL", "top-1"]),
+    ],
+)
+def test_what_misses_a_threshold_is_said_in_numbers(changes, words):
+    misses = Thresholds().misses(figures(**changes))
+    assert len(misses) == len(words)
+    assert all(miss.startswith(word) for miss, word in zip(misses, words, strict=True))
+
+
+def test_a_user_sets_other_thresholds():
+    strict = Thresholds(max_ppl_change=0.0001, max_kl=0.0001, min_top1=0.999)
+    assert len(strict.misses(figures())) == 3
+    assert (
+        Thresholds(max_kl=1, min_top1=0, max_ppl_change=9).misses(figures(kl_mean=0.9, top1=0.01, ppl_change=5)) == []
+    )
+
+
+def test_the_last_line_says_which_formats_are_fit_and_why_the_others_are_not():
+    found = [
+        judged(),
+        judged(context=LONG, kl_mean=0.0009, top1=0.98),
+        judged("fp8_e5m2"),
+        judged("fp8_e5m2", context=LONG, top1=0.89),
+    ]
+    assert sentence(found) == (
+        "int8 is fit for this model: at worst perplexity +0.05 %, KL 0.0009, top-1 98.0 %, in 27 % of the native "
+        "bytes; fp8_e5m2 is not fit for this model: top-1 89.0 % is below 93 % (1k)."
+    )
+    assert exit_code(found) == 3
+    assert exit_code(found[:3]) == 0
+
+
+@pytest.mark.parametrize(("text", "value"), [("0.5%", 0.005), ("93 %", 0.93), (" 0%", 0.0), ("-1%", -0.01)])
+def test_shares_are_percentages(text, value):
+    assert share(text) == pytest.approx(value)
+
+
+@pytest.mark.parametrize("text", ["0.93", "93", "", "%", "many%"])
+def test_a_share_without_its_sign_is_refused(text):
+    with pytest.raises(argparse.ArgumentTypeError, match="write a percentage with its sign"):
+        share(text)
+
+
+@pytest.mark.parametrize(
+    ("name", "reached", "missed"),
+    [
+        ("int8", (0.53, 0.001, 0.97), (0.531, 0.0011, 0.969)),
+        ("fp8_e4m3", (0.53, 0.004, 0.93), (0.531, 0.0041, 0.929)),
+        ("k8v4", (0.42, 0.006, 0.93), (0.421, 0.0061, 0.929)),
+        ("int4", (0.31, 0.02, 0.91), (0.311, 0.0201, 0.909)),
+    ],
+)
+def test_targets_of_the_demo_model(name, reached, missed):
+    names = ("of_bfloat16", "ppl_change", "top1")
+    assert judged(name, is_demo=True, **dict(zip(names, reached, strict=True))).target_missed == []
+    found = judged(name, is_demo=True, **dict(zip(names, missed, strict=True)))
+    assert found.target_missed == ["bytes", "perplexity", "top-1"]
+    assert found.target == str(DEMO_TARGETS[name])
+
+
+def test_targets_are_for_the_demo_model_and_our_formats_only():
+    assert judged().target is None
+    assert judged("bfloat16", is_demo=True).target is None
+    assert len(report.table([judged()]).columns) + 1 == len(report.table([judged(is_demo=True)]).columns)
+
+
+def test_a_target_that_is_missed_is_printed_and_changes_no_exit_code():
+    found = [judged(is_demo=True, of_bfloat16=0.6)]
+    assert list(report.table(found).columns[-1].cells) == ["53 %, +0.10 %, 97 %: MISSED bytes"]
+    assert exit_code(found) == 0
+
+
+def cells(table):
+    return list(zip(*(column.cells for column in table.columns), strict=True))
+
+
+def test_the_table_has_a_line_for_each_length_and_format():
+    lines = cells(report.table([judged(), judged("int4", context=LONG, parts_at=None, top1=0.5)]))
+    assert lines[0] == (
+        "short", "int8", "12,240", "53.0 %", "20.00 -> 20.01", "+0.05 ± 0.02 %", "4.00e-04", "3.00e-03", "98.5 %",
+        "token 17", "0.800", "yes",
+    )  # fmt: skip
+    assert lines[1][:2] == ("1k", "int4")
+    assert lines[1][-4:] == ("50.0 %", "none in 64", "0.800", "NO")
+
+
+def test_the_five_worst_layers_and_heads_are_shown():
+    layers = [LayerEffect(number, 2.0**-number, 0.9) for number in range(9)]
+    heads = [HeadEffect(number, 1, 0.01, 0.02, 3.0, 4.5) for number in range(9)]
+    assert len(cells(report.layer_table(layers))) == len(cells(report.head_table(heads))) == 5
+    assert cells(report.layer_table(layers))[0] == ("0", "1.00e+00", "50.1 %", "90.0 %")
+    assert cells(report.head_table(heads))[0] == ("0", "1", "1.00 %", "2.00 %", "3.00", "4.5x")
+
+
+def test_what_was_cut_is_said():
+    line = report.notes([Context("4k", 2048, "cut from 4096 to 2048 tokens, the model's most")], {"4k": 3})
+    assert line == [
+        "4k: 3 texts of 2048 tokens (cut from 4096 to 2048 tokens, the model's most), 128 of each fed one by one: "
+        "384 scored"
+    ]
+
+
+def test_json_has_all_figures_and_none_that_it_has_no_word_for():
+    broken = judged(ppl_change=math.nan, perplexity=math.inf, kl_by_position=(math.nan, 1.0))
+    found = Report({"model": "tiny"}, Thresholds(), [broken], [LayerEffect(0, 0.1, 0.9)])
+    parts = json.loads(json.dumps(found.as_json(), allow_nan=False))
+    assert set(parts) == {
+        "header", "thresholds", "figures", "layers", "heads", "exempting", "verdict", "exit_code"
+    }  # fmt: skip
+    (one,) = parts["figures"]
+    assert one["ppl_change"] is one["perplexity"] is None
+    assert one["kl_by_position"] == [None, 1.0]
+    assert one["context"] == {"name": "short", "length": 128, "note": ""}
+    assert one["fit"] is False
+    assert one["misses"] == ["perplexity +nan % is above +1.00 %"]
+    assert (parts["exit_code"], parts["verdict"]) == (3, found.last_line)
+
+
+def test_lines_of_the_plot_are_means_of_neighbours_at_their_middle():
+    kl = tuple(float(number) for number in range(20))
+    places, values = plot.points(figures(context=Context("20", 21), kl_by_position=kl))
+    assert places == [1 + 3.5, 9 + 3.5, 17 + 1.5]
+    assert values == [3.5, 11.5, 17.5]
+
+
+def test_the_plot_is_a_png_with_a_panel_for_each_length(tmp_path):
+    one, two = tmp_path / "one.png", tmp_path / "two.png"
+    plot.draw(one, [figures(), figures("int4")])
+    plot.draw(two, [figures(), figures(context=LONG, kl_by_position=(0.0,) * LONG.fed)])
+    sizes = [size_of_png(path) for path in (one, two)]
+    assert sizes[0][1] == sizes[1][1]
+    assert sizes[1][0] == 2 * sizes[0][0]
+    assert "matplotlib.pyplot" not in sys.modules
+
+
+def size_of_png(path):
+    raw = path.read_bytes()
+    assert raw[:8] == b"\x89PNG\r\n\x1a\n"
+    return int.from_bytes(raw[16:20]), int.from_bytes(raw[20:24])
+
+
+def test_a_plot_that_cannot_be_drawn_is_refused_with_the_remedy(monkeypatch):
+    with pytest.raises(InvalidConfigError, match=r"only PNG is drawn; give a name that ends with .png"):
+        plot.check_plot("kl.pdf")
+    plot.check_plot("kl.PNG")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(InvalidConfigError, match=r"needs matplotlib, which is missing; pip install 'hfpaged\[plot\]'"):
+        plot.check_plot("kl.png")
