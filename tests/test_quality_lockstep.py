@@ -71,10 +71,10 @@ def plain_scores(model, texts, context):
 
 @pytest.mark.parametrize("context", [SHORT, LONG], ids=lambda context: context.name)
 def test_scores_are_those_of_plain_transformers_with_the_same_rounding(model, context):
-    texts = random_texts(context)
+    texts = random_texts(context, rows=3 if context == SHORT else 1)
     expected = plain_scores(model, texts, context)
     (found,) = compare(model, texts.split(2), context, [HALF], nothing)
-    assert found.kl.shape == (3, context.fed)
+    assert found.kl.shape == (len(texts), context.fed)
     assert expected.kl.mean() > 1e-6
     assert torch.allclose(found.nll_native, expected.nll_native, atol=1e-4)
     # A number that lies between two of bfloat16 may be rounded either way, once in a while.
