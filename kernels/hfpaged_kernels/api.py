@@ -18,6 +18,9 @@ from hfpaged_kernels.quantized import Cache, QuantizedCache
 
 logger = logging.getLogger("hfpaged.kernels")
 
+# Device types whose form takes quantized caches.
+_READ_QUANTIZED = {"cpu"}
+
 
 def backend(device: torch.device) -> str:
     """ "triton", "numba" or "torch": the form that runs for tensors on `device`."""
@@ -94,7 +97,9 @@ def prefill(
 
 
 def _form_for(*caches: Cache) -> ModuleType:
-    return reference if any(isinstance(c, QuantizedCache) for c in caches) else _form(caches[0].device.type)
+    device_type = caches[0].device.type
+    plain = device_type in _READ_QUANTIZED or not any(isinstance(c, QuantizedCache) for c in caches)
+    return _form(device_type) if plain else reference
 
 
 @functools.cache

@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 from numba import njit
 
-from hfpaged_kernels.cpu_bits import clear_bytes, convert, copy_bytes, load_int32, load_int64
+from hfpaged_kernels.cpu_bits import (
+    FLOAT32,
+    LANES,
+    clear_bytes,
+    convert,
+    copy_bytes,
+    keep,
+    load_int32,
+    load_int64,
+    size_of,
+)
+from hfpaged_kernels.cpu_strips import DIM, has_factors, head_of, padded, read_strip, scale_rows
 
 
 @njit(cache=True, nogil=True)
@@ -63,3 +77,30 @@ def gather_rows(
             rows = min(block_size, length - start)
             copy_bytes(target + start * row_bytes, head + block * block_stride, rows * row_bytes)
         clear_bytes(target + length * row_bytes, (longest - length) * row_bytes)
+
+
+@njit(cache=True, nogil=True)
+def gather_quantized(
+    cache: Any, num_heads: int, tables: int, table_stride: int, lengths: int, residuals: int, num_seqs: int, out: int,
+    out_kind: int, longest: int,
+) -> None:  # fmt: skip
+    """As `gather_rows`, of a record of a quantized cache, dequantized in strips of sixteen rows."""
+    dim, width, row_bytes = cache[DIM], padded(cache[DIM]), cache[DIM] * size_of(out_kind)
+    memory = np.empty(LANES * (width + 1), dtype=np.float32)
+    buffer = memory.ctypes.data
+    factors = buffer + 4 * LANES * width
+    for item in range(num_seqs * num_heads):
+        seq = item // num_heads
+        length = load_int32(lengths + 4 * seq)
+        residual = load_int32(residuals + 4 * seq) if residuals != 0 else -1
+        head = head_of(cache, item - seq * num_heads, residual, length)
+        target = out + item * longest * row_bytes
+        for start in range(0, length, LANES):
+            rows = min(LANES, length - start)
+            read_strip(head, tables + seq * table_stride, start, rows, LANES, buffer, factors)
+            if has_factors(head):
+                scale_rows(buffer, width, rows, factors)
+            for row in range(rows):
+                convert(buffer + 4 * row * width, FLOAT32, target + (start + row) * row_bytes, out_kind, dim)
+        clear_bytes(target + length * row_bytes, (longest - length) * row_bytes)
+    keep(memory)

@@ -14,19 +14,24 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from hfpaged_kernels import reference
+from hfpaged_kernels.quantized import Cache, QuantizedCache
 
 # New tokens per sequence from which the dense copy pays.
 LONG_RUN = 32
 
 
-def dense_is_faster(query: Tensor, cache: Tensor, num_seqs: int, plain: bool) -> bool:
-    """`plain`: no window, no softcap, no sinks, which torch's attention does not know or slows down by."""
-    both_bfloat16 = query.dtype is torch.bfloat16 and cache.dtype is torch.bfloat16
-    return plain and both_bfloat16 and query.shape[0] >= LONG_RUN * num_seqs and _has_matrix_unit()
+def dense_is_faster(query: Tensor, keys: Cache, values: Cache, num_seqs: int, plain: bool) -> bool:
+    """`plain`: no window, no softcap, no sinks, which torch's attention does not know or slows down by.
+
+    Never for quantized caches, of which there shall be no dense copy.
+    """
+    all_bfloat16 = {query.dtype, keys.dtype, values.dtype} == {torch.bfloat16}
+    quantized = isinstance(keys, QuantizedCache) or isinstance(values, QuantizedCache)
+    return plain and all_bfloat16 and not quantized and query.shape[0] >= LONG_RUN * num_seqs and _has_matrix_unit()
 
 
 def prefill(
-    query: Tensor, key_cache: Tensor, value_cache: Tensor, block_tables: Tensor, context_lengths: Tensor,
+    query: Tensor, key_cache: Cache, value_cache: Cache, block_tables: Tensor, context_lengths: Tensor,
     query_starts: Tensor, query_lengths: Tensor, *, scale: float, gather: Callable[..., Tensor],
 ) -> Tensor:  # fmt: skip
     """As `reference.prefill`, one sequence after the other."""

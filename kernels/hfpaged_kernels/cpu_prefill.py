@@ -17,16 +17,9 @@ import numpy as np
 from numba import njit, prange
 
 from hfpaged_kernels.cpu_bits import LANES, VECTOR, clear_bytes, copy_bytes, keep, load_int32, size_of, store_one
-from hfpaged_kernels.cpu_strips import STRIP, padded, strips_between
-from hfpaged_kernels.cpu_tiles import (
-    attend_strips,
-    begin_rows,
-    finish_rows,
-    merge_rows,
-    state_bytes,
-    strips_bytes,
-    turn_queries,
-)
+from hfpaged_kernels.cpu_rows import begin_rows, finish_rows, merge_rows, state_bytes, turn_queries
+from hfpaged_kernels.cpu_strips import CALL, DIM, KEYS, STRIP, TABLES, VALUES, head_of, padded, strips_between
+from hfpaged_kernels.cpu_tiles import attend_strips, strips_bytes
 
 VECTORS = 4
 TILE = VECTORS * LANES
@@ -64,23 +57,53 @@ def _line(lengths: int, contexts: int, num_seqs: int, group: int, kv_heads: int,
 
 
 @njit(nogil=True)
+def _attend(
+    line: Any, tile: int, kv_head: int, first: int, begin: int, stop: int, call: Any, scale: float, softcap: float,
+    memory: int,
+) -> None:  # fmt: skip
+    """Strips begin .. stop of one KV head for one tile, the first of which is at `first`, into a new state (at
+    `memory`, behind which is room for what `_share` counts).
+    """
+    query, query_kind, query_stride, query_head_stride = call[:KEYS]
+    keys, values = call[KEYS:VALUES], call[VALUES:TABLES]
+    tables, table_stride, contexts, residuals, sinks, _, _, _, group, window = call[TABLES:CALL]
+    key_dim, width = keys[DIM], padded(values[DIM])
+    state = memory
+    queries = state + VECTORS * state_bytes(width)
+    strips_buffer = queries + 4 * TILE * key_dim
+    positions = strips_buffer + strips_bytes(padded(key_dim), width)
+    seq, tile_row = line[tile, 1], line[tile, 2]
+    start, length = load_int32(call[CALL] + 4 * seq), load_int32(call[CALL + 1] + 4 * seq)
+    context = load_int32(contexts + 4 * seq)
+    residual = load_int32(residuals + 4 * seq) if residuals != 0 else -1
+    rows = min(TILE, length * group - tile_row)
+    _, end = _tile_range(tile_row, length, context, group, window)
+    turn_queries(
+        query + start * query_stride + kv_head * group * query_head_stride, query_kind, query_stride,
+        query_head_stride, tile_row, rows, group, key_dim, scale, positions + 4 * TILE, queries,
+    )  # fmt: skip
+    for row in range(TILE):
+        position = np.float32(context - length + (tile_row + row) // group) if row < rows else _NOWHERE
+        store_one(positions + 4 * row, position)
+    own_sinks = sinks + 4 * kv_head * group if sinks != 0 and begin == 0 else 0
+    begin_rows(state, VECTORS, own_sinks, tile_row, group, width)
+    attend_strips(
+        queries, rows, positions, head_of(keys, kv_head, residual, context),
+        head_of(values, kv_head, residual, context), tables + seq * table_stride, first + begin * STRIP,
+        first + stop * STRIP, end, window, softcap, strips_buffer, state,
+    )  # fmt: skip
+
+
+@njit(nogil=True)
 def _share(share: int, shares: int, line: Any, partials: int, owners: Any, call: Any, scale: float,
            softcap: float) -> None:  # fmt: skip
-    (
-        query, query_kind, query_stride, query_head_stride, keys, values, kind, key_block, key_head, value_block,
-        value_head, tables, table_stride, contexts, starts, lengths, sinks, out, _, _, kv_heads,
-        group, key_dim, value_dim, block_size, window,
-    ) = call  # fmt: skip
-    key_width, width = padded(key_dim), padded(value_dim)
-    token_bytes = kv_heads * group * value_dim * size_of(query_kind)
+    contexts, kv_heads, group, window = call[TABLES + 2], call[CALL - 3], call[CALL - 2], call[CALL - 1]
+    key_dim, width = call[KEYS + DIM], padded(call[VALUES + DIM])
     all_states = VECTORS * state_bytes(width)
-    floats = TILE * (key_dim + 1) + max(key_width, width) + 2 + LANES
-    memory = np.empty(floats + (all_states + strips_bytes(key_width, width)) // 4, dtype=np.float32)
-    queries = (memory.ctypes.data + VECTOR - 1) // VECTOR * VECTOR
-    state = queries + 4 * TILE * key_dim
-    strips_buffer = state + all_states
-    positions = strips_buffer + strips_bytes(key_width, width)
-    buffer = positions + 4 * TILE
+    floats = TILE * (key_dim + 1) + max(padded(key_dim), width) + 2 + LANES
+    memory = np.empty(floats + (all_states + strips_bytes(padded(key_dim), width)) // 4, dtype=np.float32)
+    state = (memory.ctypes.data + VECTOR - 1) // VECTOR * VECTOR
+    buffer = state + 4 * (len(memory) - LANES - max(padded(key_dim), width) - 2)
 
     tiles = len(line) - 1
     unit, stop_unit = line[tiles, 0] * share // shares, line[tiles, 0] * (share + 1) // shares
@@ -89,34 +112,15 @@ def _share(share: int, shares: int, line: Any, partials: int, owners: Any, call:
         while line[tile + 1, 0] <= unit:
             tile += 1
         seq, tile_row = line[tile, 1], line[tile, 2]
-        length, context = load_int32(lengths + 4 * seq), load_int32(contexts + 4 * seq)
-        start = load_int32(starts + 4 * seq)
-        rows = min(TILE, length * group - tile_row)
+        length, context = load_int32(call[CALL + 1] + 4 * seq), load_int32(contexts + 4 * seq)
         first, end = _tile_range(tile_row, length, context, group, window)
         strips = strips_between(first, end)
         kv_head = (unit - line[tile, 0]) // strips
         begin = unit - line[tile, 0] - kv_head * strips
         stop = min(strips, begin + stop_unit - unit)
-        table = tables + seq * table_stride
-        source = query + start * query_stride + kv_head * group * query_head_stride
-        turn_queries(
-            source, query_kind, query_stride, query_head_stride, tile_row, rows, group, key_dim, scale, buffer,
-            queries,
-        )  # fmt: skip
-        for row in range(TILE):
-            position = np.float32(context - length + (tile_row + row) // group) if row < rows else _NOWHERE
-            store_one(positions + 4 * row, position)
-        own_sinks = sinks + 4 * kv_head * group if sinks != 0 and begin == 0 else 0
-        begin_rows(state, VECTORS, own_sinks, tile_row, group, width)
-        attend_strips(
-            queries, rows, positions, keys + kv_head * key_head, values + kv_head * value_head, kind, key_block,
-            value_block, key_dim, value_dim, block_size, table, first + begin * STRIP, first + stop * STRIP, end,
-            window, softcap, strips_buffer, state,
-        )  # fmt: skip
-
+        _attend(line, tile, kv_head, first, begin, stop, call, scale, softcap, state)
         if begin == 0 and stop == strips:
-            target = out + start * token_bytes + kv_head * group * value_dim * size_of(query_kind)
-            finish_rows(state, rows, tile_row, group, width, value_dim, buffer, target, query_kind, token_bytes)
+            _finish(line, tile, kv_head, call, state, buffer)
         else:
             slot = 2 * share + (_UNFINISHED if begin == 0 else _BEGUN)
             copy_bytes(partials + slot * all_states, state, all_states)
@@ -126,14 +130,24 @@ def _share(share: int, shares: int, line: Any, partials: int, owners: Any, call:
 
 
 @njit(nogil=True)
+def _finish(line: Any, tile: int, kv_head: int, call: Any, state: int, buffer: int) -> None:
+    """Write the rows of one tile and KV head."""
+    query_kind, out, kv_heads, group = call[1], call[TABLES + 5], call[CALL - 3], call[CALL - 2]
+    value_dim = call[VALUES + DIM]
+    row_bytes = value_dim * size_of(query_kind)
+    seq, tile_row = line[tile, 1], line[tile, 2]
+    start, length = load_int32(call[CALL] + 4 * seq), load_int32(call[CALL + 1] + 4 * seq)
+    finish_rows(
+        state, min(TILE, length * group - tile_row), tile_row, group, padded(value_dim), value_dim, buffer,
+        out + (start * kv_heads + kv_head) * group * row_bytes, query_kind, kv_heads * group * row_bytes,
+    )  # fmt: skip
+
+
+@njit(nogil=True)
 def _merge_shares(shares: int, line: Any, partials: int, owners: Any, call: Any) -> None:
     """Each head of a tile that was left unfinished takes the parts of the shares that went on with it."""
-    query_kind, starts, lengths, out, kv_heads, group, value_dim = (
-        call[1], call[14], call[15], call[17], call[20], call[21], call[23],
-    )  # fmt: skip
-    width = padded(value_dim)
+    kv_heads, width = call[CALL - 3], padded(call[VALUES + DIM])
     all_states = VECTORS * state_bytes(width)
-    row_bytes = value_dim * size_of(query_kind)
     buffer = np.empty(width + 2, dtype=np.float32)
     for share in range(shares):
         owner = owners[2 * share + _UNFINISHED]
@@ -144,33 +158,23 @@ def _merge_shares(shares: int, line: Any, partials: int, owners: Any, call: Any)
         while later < shares and owners[2 * later + _BEGUN] == owner:
             merge_rows(state, partials + (2 * later + _BEGUN) * all_states, VECTORS, width)
             later += 1
-        tile = owner // kv_heads
-        seq, tile_row, kv_head = line[tile, 1], line[tile, 2], owner - tile * kv_heads
-        rows = min(TILE, load_int32(lengths + 4 * seq) * group - tile_row)
-        target = out + (load_int32(starts + 4 * seq) * kv_heads + kv_head) * group * row_bytes
-        finish_rows(
-            state, rows, tile_row, group, width, value_dim, buffer.ctypes.data, target, query_kind,
-            kv_heads * group * row_bytes,
-        )  # fmt: skip
+        _finish(line, owner // kv_heads, owner % kv_heads, call, state, buffer.ctypes.data)
     keep(buffer)
 
 
 @njit(cache=True, nogil=True, parallel=True)
 def prefill(threads: int, call: Any, scale: float, softcap: float) -> None:
-    """The whole line, in equal shares of which each thread takes one."""
-    contexts, lengths, num_seqs, kv_heads, group, window = (
-        call[13],
-        call[15],
-        call[18],
-        call[20],
-        call[21],
-        call[25],
-    )
-    row_bytes = kv_heads * group * call[23] * size_of(call[1])
-    clear_bytes(call[17], call[19] * row_bytes)
+    """The whole line, in equal shares of which each thread takes one.
+
+    Behind the parts that all calls have: the rows where each sequence begins, how many it has, and of all of them.
+    """
+    _, _, contexts, _, _, out, num_seqs, kv_heads, group, window = call[TABLES:CALL]
+    _, lengths, num_tokens = call[CALL:]
+    value_dim = call[VALUES + DIM]
+    clear_bytes(out, num_tokens * kv_heads * group * value_dim * size_of(call[1]))
     line = _line(lengths, contexts, num_seqs, group, kv_heads, window)
     shares = max(1, min(threads, line[len(line) - 1, 0]))
-    partials = np.empty(2 * shares * VECTORS * state_bytes(padded(call[23])) // 4, dtype=np.float32)
+    partials = np.empty(2 * shares * VECTORS * state_bytes(padded(value_dim)) // 4, dtype=np.float32)
     owners = np.full(2 * shares, -1, dtype=np.int64)
     address = partials.ctypes.data
     if shares == 1:

@@ -18,17 +18,9 @@ import numpy as np
 from numba import njit, prange
 
 from hfpaged_kernels.cpu_bits import LANES, VECTOR, keep, load_int32, store_one
-from hfpaged_kernels.cpu_strips import STRIP, padded, strips_between
-from hfpaged_kernels.cpu_tiles import (
-    attend_strips,
-    begin_rows,
-    merge_rows,
-    read_row,
-    state_bytes,
-    strips_bytes,
-    turn_queries,
-    vectors_of,
-)
+from hfpaged_kernels.cpu_rows import begin_rows, merge_rows, read_row, state_bytes, turn_queries, vectors_of
+from hfpaged_kernels.cpu_strips import DIM, KEYS, LENGTHS, STRIP, TABLES, VALUES, head_of, padded, strips_between
+from hfpaged_kernels.cpu_tiles import attend_strips, strips_bytes
 
 # Measured, in units of one query row against one key: what decode pays for a sequence and key besides, what one
 # vector of rows and two together cost here, and how many keys the rest (turning rows into lanes and back) is worth.
@@ -95,12 +87,11 @@ def take_over(state: int, prefix: int, seq: int, num_seqs: int, kv_heads: int, g
 def _share(share: int, shares: int, shared: int, prefix: int, partials: int, call: Any, scale: float,
            softcap: float) -> None:  # fmt: skip
     """One share of the line; a head that an earlier share began goes to `partials`, all others to `prefix`."""
-    (
-        query, query_kind, query_stride, query_head_stride, keys, values, kind, key_block, key_head, value_block,
-        value_head, tables, table_stride, lengths, sinks, _, num_seqs, kv_heads, group, key_dim, value_dim,
-        block_size, _,
-    ) = call  # fmt: skip
-    key_width, width = padded(key_dim), padded(value_dim)
+    query, query_kind, query_stride, query_head_stride = call[:KEYS]
+    keys, values = call[KEYS:VALUES], call[VALUES:TABLES]
+    tables, table_stride, lengths, _, sinks, _, num_seqs, kv_heads, group, _ = call[TABLES:]
+    key_dim = keys[DIM]
+    key_width, width = padded(key_dim), padded(values[DIM])
     rows = num_seqs * group
     vectors, strips = vectors_of(rows), strips_between(0, shared)
     floats = vectors * LANES * (key_dim + 1) + key_width + LANES
@@ -126,9 +117,8 @@ def _share(share: int, shares: int, shared: int, prefix: int, partials: int, cal
         state = prefix + kv_head * size if begin == 0 else partials + share * size
         begin_rows(state, vectors, sinks + 4 * kv_head * group if sinks != 0 and begin == 0 else 0, 0, group, width)
         attend_strips(
-            queries, rows, positions, keys + kv_head * key_head, values + kv_head * value_head, kind, key_block,
-            value_block, key_dim, value_dim, block_size, table, begin * STRIP, stop * STRIP, shared, 0, softcap,
-            strips_buffer, state,
+            queries, rows, positions, head_of(keys, kv_head, -1, shared), head_of(values, kv_head, -1, shared), table,
+            begin * STRIP, stop * STRIP, shared, 0, softcap, strips_buffer, state,
         )  # fmt: skip
         unit += stop - begin
     keep(memory)
@@ -137,7 +127,8 @@ def _share(share: int, shares: int, shared: int, prefix: int, partials: int, cal
 @njit(cache=True, nogil=True, parallel=True)
 def attend_prefix(threads: int, shared: int, prefix: int, call: Any, scale: float, softcap: float) -> None:
     """Attend for all rows over the first `shared` positions; `prefix` has room for prefix_floats(..) of float32."""
-    num_seqs, kv_heads, group, width = call[16], call[17], call[18], padded(call[20])
+    _, _, _, _, num_seqs, kv_heads, group, _ = call[LENGTHS:]
+    width = padded(call[VALUES + DIM])
     size, strips = _head_bytes(num_seqs, group, width), strips_between(0, shared)
     units = kv_heads * strips
     shares = max(1, min(threads, units * vectors_of(num_seqs * group) // _VECTORS_WORTH_A_THREAD, units))

@@ -2,45 +2,72 @@
 
 A strip is what the attention kernels work on. Its rows are padded to whole lanes with zeros, and rows behind the
 end of the context are zeros too, so that nothing an unused slot holds (NaN, say) can reach the arithmetic.
+
+A quantized row is dequantized on its way into the strip, but for a factor where one scale holds for all of it: the
+factor is as well given to the row's score, or to its weight, which is one number instead of a row of them.
+
+A cache is a record of CACHE integers, all strides in bytes:
+
+    address, kind, stride of blocks, dim, block_size,
+    where the scales begin in a head's bytes, groups of a row, address of the heads' static scales (or 0),
+    stride of heads; residuals: address (or 0), stride of residuals, of rows, kind
+
+and what is read for one head of one sequence is another that begins alike, from `head_of`.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from llvmlite import ir
-from numba import njit, types
-from numba.core import cgutils
+from numba import njit
 
 from hfpaged_kernels.cpu_bits import (
     BFLOAT16,
     FLOAT16,
     FLOAT32,
-    FLOATS,
     LANES,
     VECTOR,
-    add,
     clear_bytes,
     convert,
-    emitter,
-    fuse,
-    fused,
-    lanes,
+    copy_bytes,
     load,
     load_bfloat16,
     load_float16,
     load_int32,
     load_one,
+    load_one_bfloat16,
     prefetch,
-    read,
-    shuffle,
+    scratch,
     size_of,
-    splat,
     store,
+    store_one,
 )
+from hfpaged_kernels.cpu_codes import (
+    E4M3,
+    E4M3_UNIT,
+    INT4,
+    INT4_CHANNEL,
+    code_bytes,
+    is_quantized,
+    load_bytes,
+    load_codes,
+    load_last_codes,
+    read_codes,
+)
+from hfpaged_kernels.cpu_math import add, multiply, splat
 
+# Length of the record, and where the dim is in it.
+CACHE, DIM = 13, 3
+# Where the parts of a call begin: the query (address, kind, strides of tokens and heads), then the caches, then
+# tables, their stride, lengths, residuals (address or 0), sinks, result, num_seqs, num_kv_heads, group, window.
+KEYS = 4
+VALUES = KEYS + CACHE
+TABLES = VALUES + CACHE
+LENGTHS = TABLES + 2
+CALL = TABLES + 10
 CACHE_LINE = 64
 STRIP = 2 * LANES
+_NOWHERE = 1 << 62
 
 
 @njit(forceinline=True)
@@ -51,6 +78,32 @@ def padded(dim: int) -> int:
 @njit(forceinline=True)
 def strips_between(first: int, end: int) -> int:
     return (end - first + STRIP - 1) // STRIP
+
+
+@njit(forceinline=True)
+def head_of(cache: Any, kv_head: int, residual: int, length: int) -> Any:
+    """What is read for one KV head of a sequence of `length`; `residual` is -1 if its last block is a block too.
+
+    address, kind, stride of blocks, dim, block_size, where the scales begin, groups, address of the static scale
+    (or 0), and for the residual: the first position in it, its address there, stride of rows, kind.
+    """
+    (
+        address, kind, block_stride, dim, block_size, scales_at, groups, scales, head_stride, open_address,
+        open_stride, open_row, open_kind,
+    ) = cache  # fmt: skip
+    unfilled = length % block_size
+    is_open = residual >= 0 and open_address != 0 and unfilled > 0
+    return (
+        address + kv_head * head_stride, kind, block_stride, dim, block_size, scales_at, groups,
+        scales + 4 * kv_head if scales != 0 else 0, length - unfilled if is_open else _NOWHERE,
+        open_address + residual * open_stride + kv_head * dim * size_of(open_kind), open_row, open_kind,
+    )  # fmt: skip
+
+
+@njit(forceinline=True)
+def has_factors(head: Any) -> bool:
+    """Whether rows of this head come with a factor each that is not yet in them."""
+    return is_quantized(head[1]) and head[1] < INT4
 
 
 @njit(forceinline=True)
@@ -68,33 +121,129 @@ def _read_rows(source: int, kind: int, target: int, count: int) -> None:
 
 
 @njit(nogil=True)
-def read_strip(
-    cache: int, kind: int, block_stride: int, dim: int, block_size: int, table: int, position: int, rows: int,
-    capacity: int, target: int,
-) -> int:  # fmt: skip
-    """Rows position .. position + rows of the head at `cache`, as [capacity, padded(dim)] float32.
+def _read_padded(source: int, kind: int, stride: int, dim: int, rows: int, target: int) -> None:
+    """Rows that lie `stride` bytes apart."""
+    width = padded(dim)
+    for row in range(rows):
+        start = target + row * 4 * width
+        convert(source + row * stride, kind, start, FLOAT32, dim)
+        clear_bytes(start + 4 * dim, 4 * (width - dim))
 
-    The result is `target`, or the cache itself where the rows lie there in just that form.
+
+@njit(nogil=True)
+def _read_scaled_by_rows(source: int, scales: int, head: Any, offset: int, run: int, target: int, factors: int) -> None:
+    """Eight bits: the codes become the rows, the scales their factors."""
+    kind, dim, static = head[1], head[3], head[7]
+    width = padded(dim)
+    if width == dim:
+        read_codes(source + offset * dim, kind, target, run * dim)
+    else:
+        whole = dim // LANES * LANES
+        for row in range(run):
+            start, at = source + (offset + row) * dim, target + 4 * row * width
+            read_codes(start, kind, at, whole)
+            store(at + 4 * whole, load_last_codes(start + whole, kind, dim - whole))
+    unit = E4M3_UNIT if kind == E4M3 else 1.0
+    if static != 0:
+        for row in range(run):
+            store_one(factors + 4 * row, load_one(static) * unit)
+    elif run == LANES:
+        store(factors, multiply(load_bfloat16(scales + 2 * offset), splat(unit)))
+    else:
+        for row in range(run):
+            store_one(factors + 4 * row, load_one_bfloat16(scales + 2 * (offset + row)) * unit)
+
+
+@njit(forceinline=True)
+def _codes_at(source: int, kind: int, column: int, dim: int) -> Any:
+    if column + LANES <= dim:
+        return load_codes(source + code_bytes(kind, column), kind)
+    return load_last_codes(source + code_bytes(kind, column), kind, dim - column)
+
+
+@njit(nogil=True)
+def _read_groups(source: int, scales: int, head: Any, offset: int, run: int, target: int) -> None:
+    """Four bits, with a scale and a lowest value for each group of each row."""
+    kind, dim, groups = head[1], head[3], head[6]
+    width, each = padded(dim), padded(dim) // groups
+    for row in range(run):
+        codes, at = source + (offset + row) * code_bytes(kind, dim), target + 4 * row * width
+        for group in range(groups):
+            pair = scales + 4 * ((offset + row) * groups + group)
+            scale, low = splat(load_one_bfloat16(pair)), splat(load_one_bfloat16(pair + 2))
+            for column in range(group * each, (group + 1) * each, LANES):
+                store(at + 4 * column, add(multiply(_codes_at(codes, kind, column, dim), scale), low))
+        clear_bytes(at + 4 * dim, 4 * (width - dim))
+
+
+@njit(forceinline=True)
+def _bytes_at(source: int, column: int, dim: int) -> Any:
+    if column + LANES <= dim:
+        return load_bytes(source + column)
+    buffer = scratch()
+    copy_bytes(buffer, source + column, dim - column)
+    return load_bytes(buffer)
+
+
+@njit(nogil=True)
+def _read_channels(source: int, scales: int, head: Any, offset: int, run: int, target: int) -> None:
+    """Four bits, with a scale and a lowest value for each channel of the block."""
+    kind, dim = head[1], head[3]
+    width, row_bytes = padded(dim), code_bytes(kind, dim)
+    steps = scales + 2 * dim
+    scale_step, base = splat(load_one_bfloat16(steps)), splat(load_one_bfloat16(steps + 2))
+    low_step = splat(load_one_bfloat16(steps + 4))
+    for column in range(0, width, LANES):
+        scale = multiply(_bytes_at(scales, column, dim), scale_step)
+        low = add(multiply(_bytes_at(scales + dim, column, dim), low_step), base)
+        for row in range(run):
+            codes = _codes_at(source + (offset + row) * row_bytes, kind, column, dim)
+            store(target + 4 * (row * width + column), add(multiply(codes, scale), low))
+    if width > dim:
+        for row in range(run):
+            clear_bytes(target + 4 * (row * width + dim), 4 * (width - dim))
+
+
+@njit(nogil=True)
+def read_strip(head: Any, table: int, position: int, rows: int, capacity: int, target: int, factors: int) -> int:
+    """Rows position .. position + rows of one head, as [capacity, padded(dim)] float32.
+
+    The result is `target`, or the cache itself where the rows lie there in just that form. Where `has_factors`,
+    factors[capacity] becomes what each row must be multiplied by.
     """
+    (
+        address, kind, block_stride, dim, block_size, scales_at, _, _, open_from, open_address, open_row, open_kind,
+    ) = head  # fmt: skip
     width, row_bytes = padded(dim), dim * size_of(kind)
     done = 0
     if kind == FLOAT32 and width == dim and rows == capacity:
         index = position // block_size
         offset = position - index * block_size
         if offset + rows <= block_size:
-            return cache + load_int32(table + 4 * index) * block_stride + offset * row_bytes
+            return address + load_int32(table + 4 * index) * block_stride + offset * row_bytes
+    if is_quantized(kind):
+        clear_bytes(factors, 4 * capacity)
     while done < rows:
         index = (position + done) // block_size
         offset = position + done - index * block_size
         run = min(rows - done, block_size - offset)
-        source = cache + load_int32(table + 4 * index) * block_stride + offset * row_bytes
-        if width == dim:
-            _read_rows(source, kind, target + done * 4 * width, run * width)
-        else:
+        start, own = target + done * 4 * width, factors + 4 * done
+        if position + done >= open_from:
+            _read_padded(open_address + offset * open_row, open_kind, open_row, dim, run, start)
             for row in range(run):
-                start = target + (done + row) * 4 * width
-                convert(source + row * row_bytes, kind, start, 0, dim)
-                clear_bytes(start + 4 * dim, 4 * (width - dim))
+                store_one(own + 4 * row, 1.0)
+        else:
+            source = address + load_int32(table + 4 * index) * block_stride
+            if kind == INT4_CHANNEL:
+                _read_channels(source, source + scales_at, head, offset, run, start)
+            elif kind == INT4:
+                _read_groups(source, source + scales_at, head, offset, run, start)
+            elif is_quantized(kind):
+                _read_scaled_by_rows(source, source + scales_at, head, offset, run, start, own)
+            elif width == dim:
+                _read_rows(source + offset * row_bytes, kind, start, run * width)
+            else:
+                _read_padded(source + offset * row_bytes, kind, row_bytes, dim, run, start)
         done += run
     if rows < capacity:
         clear_bytes(target + rows * 4 * width, (capacity - rows) * 4 * width)
@@ -102,149 +251,30 @@ def read_strip(
 
 
 @njit(nogil=True)
-def prefetch_strip(
-    cache: int, kind: int, block_stride: int, dim: int, block_size: int, table: int, position: int, rows: int
-) -> None:
+def scale_rows(rows: int, width: int, count: int, factors: int) -> None:
+    """Give each row its factor."""
+    for row in range(count):
+        factor = splat(load_one(factors + 4 * row))
+        for at in range(rows + 4 * row * width, rows + 4 * (row + 1) * width, VECTOR):
+            store(at, multiply(load(at), factor))
+
+
+@njit(nogil=True)
+def prefetch_strip(head: Any, table: int, position: int, rows: int) -> None:
     """Ask for the memory that `read_strip` will read: blocks lie anywhere, the CPU cannot guess the next one."""
-    row_bytes = dim * size_of(kind)
+    address, kind, block_stride, dim, block_size, scales_at = head[0], head[1], head[2], head[3], head[4], head[5]
+    quantized = is_quantized(kind)
+    row_bytes = code_bytes(kind, dim) if quantized else dim * size_of(kind)
     done = 0
     while done < rows:
         index = (position + done) // block_size
         offset = position + done - index * block_size
         run = min(rows - done, block_size - offset)
-        source = cache + load_int32(table + 4 * index) * block_stride + offset * row_bytes
+        block = address + load_int32(table + 4 * index) * block_stride
+        source = block + offset * row_bytes
         for line in range(0, run * row_bytes, CACHE_LINE):
             prefetch(source + line)
+        if quantized:
+            prefetch(block + scales_at)
+            prefetch(block + scales_at + CACHE_LINE)
         done += run
-
-
-def _scores_of(width: int | None) -> Any:
-    """The scoring of a strip whose rows are `width` wide; a width known in advance makes addresses constants."""
-
-    @emitter(lanes, types.int64, types.int64, types.int64)
-    def score(builder: Any, query: Any, keys: Any, any_width: Any) -> Any:
-        index = ir.IntType(64)
-        zero = ir.Constant(FLOATS, [0.0] * LANES)
-        sums = [cgutils.alloca_once(builder, FLOATS) for _ in range(LANES)]
-        for total in sums:
-            builder.store(zero, total)
-        end = any_width if width is None else ir.Constant(index, width)
-        row_bytes = builder.mul(end, ir.Constant(index, 4))
-        start, step = ir.Constant(index, 0), ir.Constant(index, LANES)
-        with cgutils.for_range_slice(builder, start, end, step, intp=index) as (column, _):
-            offset = builder.mul(column, ir.Constant(index, 4))
-            chunk = read(builder, builder.add(query, offset))
-            row = builder.add(keys, offset)
-            for total in sums:
-                builder.store(fuse(builder, chunk, read(builder, row), builder.load(total)), total)
-                row = builder.add(row, row_bytes)
-        return _total_each(builder, [builder.load(total) for total in sums])
-
-    return score
-
-
-_score_64, _score_128, _score_any = _scores_of(64), _scores_of(128), _scores_of(None)
-
-
-@njit(nogil=True)
-def score_strip(queries: int, keys: int, width: int, group: int, scores: int, stride: int) -> None:
-    """The products of `group` query rows with sixteen rows of keys; those of one query lie side by side."""
-    for g in range(group):
-        query = queries + 4 * g * width
-        if width == 64:
-            store(scores + g * stride, _score_64(query, keys, width))
-        elif width == 128:
-            store(scores + g * stride, _score_128(query, keys, width))
-        else:
-            store(scores + g * stride, _score_any(query, keys, width))
-
-
-def _total_each(builder: Any, sums: list[Any]) -> Any:
-    """Sixteen vectors into one whose lane i is the total of vector i.
-
-    Each round folds two vectors into one, so that it takes 15 pairs of shuffles where one total after the other
-    would take 64 shuffles.
-    """
-    width = LANES
-    while len(sums) > 1:
-        half = width // 2
-        low = [(i % half) + i // width * width + (LANES if i % width >= half else 0) for i in range(LANES)]
-        high = [i + half for i in low]
-        pairs = zip(sums[: len(sums) // 2], sums[len(sums) // 2 :], strict=True)
-        sums = [builder.fadd(shuffle(builder, a, b, low), shuffle(builder, a, b, high)) for a, b in pairs]
-        width = half
-    return sums[0]
-
-
-@njit(forceinline=True)
-def _add_to_two(total: int, weights: int, stride: int, values: int, width: int, rows: int) -> None:
-    """Two heads at once, so that eight sums overlap and each value is read once for both."""
-    row_bytes = 4 * width
-    for column in range(0, row_bytes, 4 * VECTOR):
-        at, other = total + column, total + row_bytes + column
-        a, b, c, d = load(at), load(at + VECTOR), load(at + 2 * VECTOR), load(at + 3 * VECTOR)
-        e, f, g, h = load(other), load(other + VECTOR), load(other + 2 * VECTOR), load(other + 3 * VECTOR)
-        row = values + column
-        for i in range(rows):
-            p, q = splat(load_one(weights + 4 * i)), splat(load_one(weights + stride + 4 * i))
-            v, w, x, y = load(row), load(row + VECTOR), load(row + 2 * VECTOR), load(row + 3 * VECTOR)
-            a, b, c, d = fused(p, v, a), fused(p, w, b), fused(p, x, c), fused(p, y, d)
-            e, f, g, h = fused(q, v, e), fused(q, w, f), fused(q, x, g), fused(q, y, h)
-            row += row_bytes
-        store(at, a)
-        store(at + VECTOR, b)
-        store(at + 2 * VECTOR, c)
-        store(at + 3 * VECTOR, d)
-        store(other, e)
-        store(other + VECTOR, f)
-        store(other + 2 * VECTOR, g)
-        store(other + 3 * VECTOR, h)
-
-
-@njit(forceinline=True)
-def _add_to_one(total: int, weights: int, values: int, width: int, rows: int) -> None:
-    row_bytes = 4 * width
-    column = 0
-    while column + 4 * VECTOR <= row_bytes:
-        at = total + column
-        a, b, c, d = load(at), load(at + VECTOR), load(at + 2 * VECTOR), load(at + 3 * VECTOR)
-        e = f = g = h = splat(0.0)
-        row = values + column
-        for i in range(0, rows - 1, 2):
-            p, q = splat(load_one(weights + 4 * i)), splat(load_one(weights + 4 * i + 4))
-            a, b = fused(p, load(row), a), fused(p, load(row + VECTOR), b)
-            c, d = fused(p, load(row + 2 * VECTOR), c), fused(p, load(row + 3 * VECTOR), d)
-            row += row_bytes
-            e, f = fused(q, load(row), e), fused(q, load(row + VECTOR), f)
-            g, h = fused(q, load(row + 2 * VECTOR), g), fused(q, load(row + 3 * VECTOR), h)
-            row += row_bytes
-        if rows % 2 == 1:
-            p = splat(load_one(weights + 4 * rows - 4))
-            a, b = fused(p, load(row), a), fused(p, load(row + VECTOR), b)
-            c, d = fused(p, load(row + 2 * VECTOR), c), fused(p, load(row + 3 * VECTOR), d)
-        store(at, add(a, e))
-        store(at + VECTOR, add(b, f))
-        store(at + 2 * VECTOR, add(c, g))
-        store(at + 3 * VECTOR, add(d, h))
-        column += 4 * VECTOR
-    while column < row_bytes:
-        a = load(total + column)
-        row = values + column
-        for i in range(rows):
-            a = fused(splat(load_one(weights + 4 * i)), load(row), a)
-            row += row_bytes
-        store(total + column, a)
-        column += VECTOR
-
-
-@njit(nogil=True)
-def add_weighted(totals: int, weights: int, stride: int, values: int, width: int, group: int, rows: int) -> None:
-    """totals[group, width] += weights[group, rows] @ values[rows, width]; `stride` is that of `weights`."""
-    g = 0
-    if width % (4 * LANES) == 0:
-        while g + 2 <= group:
-            _add_to_two(totals + 4 * g * width, weights + g * stride, stride, values, width, rows)
-            g += 2
-    while g < group:
-        _add_to_one(totals + 4 * g * width, weights + g * stride, values, width, rows)
-        g += 1

@@ -1,79 +1,125 @@
 """The kernels for CPUs: tensors become addresses and strides, compiled functions do the rest.
 
 Shapes and meanings are those of `reference`. Tensors that the compiled functions cannot address (float64
-caches, say) go to
-`reference` instead.
+caches, say) go to `reference` instead.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from hfpaged_kernels import cpu_blocks, cpu_decode, cpu_dense, cpu_prefill, cpu_shared, cpu_threads, reference
-from hfpaged_kernels.cpu_bits import BFLOAT16, FLOAT16, FLOAT32
+from hfpaged_kernels import (
+    cpu_blocks,
+    cpu_decode,
+    cpu_dense,
+    cpu_prefill,
+    cpu_quantizing,
+    cpu_shared,
+    cpu_threads,
+    reference,
+)
+from hfpaged_kernels.cpu_calls import (
+    KINDS,
+    SIZES,
+    address_of,
+    cache_part,
+    can_quantize,
+    can_read,
+    dense,
+    rows_part,
+)
+from hfpaged_kernels.quantized import Cache, QuantizedCache, data_of
 
-_KINDS = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16, torch.float16: FLOAT16}
-_SIZES = {torch.float32: 4, torch.bfloat16: 2, torch.float16: 2}
 
-
-def write_kv(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slots: Tensor) -> None:
+def write_kv(key: Tensor, value: Tensor, key_cache: Cache, value_cache: Cache, slots: Tensor) -> None:
     if not (_can_write(key, key_cache) and _can_write(value, value_cache)):
         return reference.write_kv(key, value, key_cache, value_cache, slots)
-    slots = _dense(slots, torch.int64)
+    slots = dense(slots, torch.int64)
     _write(key, key_cache, slots)
     _write(value, value_cache, slots)
     return None
 
 
-def _write(source: Tensor, cache: Tensor, slots: Tensor) -> None:
+def _can_write(source: Tensor, cache: Cache) -> bool:
+    if isinstance(cache, QuantizedCache):
+        return source.dtype in KINDS and can_quantize(cache) and cache.encoding.scales != "channel"
+    return source.dtype in KINDS and cache.dtype in KINDS and cache.stride(3) == 1
+
+
+def _write(source: Tensor, cache: Cache, slots: Tensor) -> None:
     tokens, heads, dim = source.shape
-    token_stride, head_stride, step = source.stride()
-    if step != 1:
-        source = source.contiguous()
-        token_stride, head_stride, step = source.stride()
-    size, cache_size = _SIZES[source.dtype], _SIZES[cache.dtype]
-    block_stride, cache_head_stride, row_stride, _ = cache.stride()
+    source, *source_part = rows_part(source)
+    if isinstance(cache, QuantizedCache):
+        cpu_quantizing.write_tokens(*source_part, cache_part(cache), slots.data_ptr(), tokens, heads)
+        return
+    block_stride, head_stride, row_stride = (stride * SIZES[cache.dtype] for stride in cache.stride()[:3])
     cpu_blocks.write_rows(
-        source.data_ptr(), _KINDS[source.dtype], token_stride * size, head_stride * size,
-        cache.data_ptr(), _KINDS[cache.dtype], block_stride * cache_size, cache_head_stride * cache_size,
-        row_stride * cache_size, slots.data_ptr(), tokens, heads, dim, cache.shape[2],
+        *source_part, cache.data_ptr(), KINDS[cache.dtype], block_stride, head_stride, row_stride,
+        slots.data_ptr(), tokens, heads, dim, cache.shape[2],
     )  # fmt: skip
 
 
-def copy_blocks(key_cache: Tensor, value_cache: Tensor, sources: Tensor, targets: Tensor) -> None:
-    sources, targets = _dense(sources, torch.int64), _dense(targets, torch.int64)
-    dense = _blocks_are_dense(key_cache) and _blocks_are_dense(value_cache)
-    if not dense or cpu_blocks.overlap(sources.data_ptr(), targets.data_ptr(), len(targets)):
+def write_blocks(rows: Tensor, cache: QuantizedCache, blocks: Tensor, sources: Tensor) -> None:
+    if not (rows.dtype in KINDS and can_quantize(cache)):
+        return reference.write_blocks(rows, cache, blocks, sources)
+    blocks, sources = dense(blocks, torch.int64), dense(sources, torch.int64)
+    rows, *rows_call = rows_part(rows)
+    cpu_quantizing.write_blocks(
+        *rows_call, cache_part(cache), blocks.data_ptr(), sources.data_ptr(), len(blocks), rows.shape[1]
+    )
+    return None
+
+
+def copy_blocks(key_cache: Cache, value_cache: Cache, sources: Tensor, targets: Tensor) -> None:
+    sources, targets = dense(sources, torch.int64), dense(targets, torch.int64)
+    datas = data_of(key_cache), data_of(value_cache)
+    if not all(map(_blocks_are_dense, datas)) or cpu_blocks.overlap(
+        sources.data_ptr(), targets.data_ptr(), len(targets)
+    ):
         return reference.copy_blocks(key_cache, value_cache, sources, targets)
-    for cache in (key_cache, value_cache):
-        size = cache.element_size()
+    for data in datas:
+        size = data.element_size()
         cpu_blocks.copy_whole_blocks(
-            cache.data_ptr(), cache.stride(0) * size, cache[0].numel() * size,
+            data.data_ptr(), data.stride(0) * size, data[0].numel() * size,
             sources.data_ptr(), targets.data_ptr(), len(targets),
         )  # fmt: skip
     return None
 
 
-def gather(cache: Tensor, block_tables: Tensor, lengths: Tensor, residuals: Tensor | None = None) -> Tensor:
-    if not _rows_are_dense(cache):
-        return reference.gather(cache, block_tables, lengths)
-    lengths, tables = _dense(lengths, torch.int32), _dense(block_tables, torch.int32)
+def _blocks_are_dense(data: Tensor) -> bool:
+    """Whether each block is one piece of memory."""
+    return len(data) > 0 and data[0].is_contiguous()
+
+
+def gather(cache: Cache, block_tables: Tensor, lengths: Tensor, residuals: Tensor | None = None) -> Tensor:
+    if not can_read(cache) or cache.dtype not in KINDS:
+        return reference.gather(cache, block_tables, lengths, residuals)
+    lengths, tables = dense(lengths, torch.int32), dense(block_tables, torch.int32)
+    residuals = None if residuals is None else dense(residuals, torch.int32)
     _, heads, block_size, dim = cache.shape
-    size = _SIZES[cache.dtype]
     longest = int(lengths.max()) if len(lengths) else 0
-    dense = cache.new_empty((len(lengths), heads, longest, dim))
+    result = torch.empty((len(lengths), heads, longest, dim), dtype=cache.dtype)
+    if isinstance(cache, QuantizedCache):
+        cpu_blocks.gather_quantized(
+            cache_part(cache), heads, tables.data_ptr(), tables.stride(0) * 4, lengths.data_ptr(),
+            address_of(residuals), len(lengths), result.data_ptr(), KINDS[cache.dtype], longest,
+        )  # fmt: skip
+        return result
+    size = SIZES[cache.dtype]
     cpu_blocks.gather_rows(
         cache.data_ptr(), cache.stride(0) * size, cache.stride(1) * size, dim * size, block_size, heads,
-        tables.data_ptr(), tables.stride(0) * 4, lengths.data_ptr(), len(lengths), dense.data_ptr(), longest,
+        tables.data_ptr(), tables.stride(0) * 4, lengths.data_ptr(), len(lengths), result.data_ptr(), longest,
     )  # fmt: skip
-    return dense
+    return result
 
 
 def decode(
     query: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
+    key_cache: Cache,
+    value_cache: Cache,
     block_tables: Tensor,
     context_lengths: Tensor,
     *,
@@ -87,29 +133,30 @@ def decode(
     if not _can_attend(query, key_cache, value_cache):
         return reference.decode(
             query, key_cache, value_cache, block_tables, context_lengths,
-            scale=scale, window=window, softcap=softcap, sinks=sinks,
+            scale=scale, window=window, softcap=softcap, sinks=sinks, residuals=residuals,
         )  # fmt: skip
-    seqs, heads, key_dim = query.shape
-    _, kv_heads, block_size, value_dim = value_cache.shape
-    lengths, tables = _dense(context_lengths, torch.int32), _dense(block_tables, torch.int32)
-    logits = None if sinks is None else _dense(sinks, torch.float32)
-    query, *query_part = _query_part(query)
-    out = query.new_empty((seqs, heads, value_dim))
+    held = _held(block_tables, context_lengths, residuals, sinks)
+    query, *query_part = rows_part(query)
+    out = query.new_empty((*query.shape[:2], value_cache.shape[3]))
     call = (
-        *query_part, *_caches_part(key_cache, value_cache), tables.data_ptr(), tables.stride(0) * 4,
-        lengths.data_ptr(), 0 if logits is None else logits.data_ptr(),
-        out.data_ptr(), seqs, kv_heads, heads // kv_heads, key_dim, value_dim, block_size, window or 0,
+        *query_part, *cache_part(key_cache), *cache_part(value_cache),
+        *_rest(held, out, len(query), key_cache.shape[1], window),
     )  # fmt: skip
-    shared = shared_blocks * block_size if window is None else 0
-    prefix = _prefix(shared, lengths, call, scale, softcap or 0.0)
+    lengths = held[1]
+    assert lengths is not None
+    shared = shared_blocks * key_cache.shape[2] if window is None else 0
+    prefix = _prefix(shared, lengths, query, out, call, scale, softcap or 0.0)
     part = (0, 0) if prefix is None else (shared, prefix.data_ptr())
     cpu_threads.run(cpu_decode.decode, *part, call, scale, softcap or 0.0)
     return out
 
 
-def _prefix(shared: int, lengths: Tensor, call: tuple[int, ...], scale: float, softcap: float) -> Tensor | None:
+def _prefix(
+    shared: int, lengths: Tensor, query: Tensor, out: Tensor, call: tuple[int, ...], scale: float, softcap: float
+) -> Tensor | None:
     """Partial results of the first `shared` positions, read once for all sequences; None where that does not pay."""
-    seqs, kv_heads, group, _, value_dim = call[16:21]
+    seqs, heads, value_dim = out.shape
+    kv_heads, group = call[-3:-1]
     if not cpu_shared.sharing_pays(seqs, kv_heads, group, shared, torch.get_num_threads()):
         return None
     # A sequence that ends within the shared part would read what is not its own.
@@ -122,8 +169,8 @@ def _prefix(shared: int, lengths: Tensor, call: tuple[int, ...], scale: float, s
 
 def prefill(
     query: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
+    key_cache: Cache,
+    value_cache: Cache,
     block_tables: Tensor,
     context_lengths: Tensor,
     query_starts: Tensor,
@@ -138,69 +185,44 @@ def prefill(
     if not _can_attend(query, key_cache, value_cache):
         return reference.prefill(
             query, key_cache, value_cache, block_tables, context_lengths, query_starts, query_lengths,
-            scale=scale, window=window, softcap=softcap, sinks=sinks,
+            scale=scale, window=window, softcap=softcap, sinks=sinks, residuals=residuals,
         )  # fmt: skip
     plain = window is None and softcap is None and sinks is None
-    if cpu_dense.dense_is_faster(query, key_cache, len(query_lengths), plain):
+    if cpu_dense.dense_is_faster(query, key_cache, value_cache, len(query_lengths), plain):
         return cpu_dense.prefill(
             query, key_cache, value_cache, block_tables, context_lengths, query_starts, query_lengths,
             scale=scale, gather=gather,
         )  # fmt: skip
-    tokens, heads, key_dim = query.shape
-    _, kv_heads, block_size, value_dim = value_cache.shape
-    contexts, starts = _dense(context_lengths, torch.int32), _dense(query_starts, torch.int32)
-    lengths, tables = _dense(query_lengths, torch.int32), _dense(block_tables, torch.int32)
-    logits = None if sinks is None else _dense(sinks, torch.float32)
-    query, *query_part = _query_part(query)
-    out = query.new_empty((tokens, heads, value_dim))
+    held = _held(block_tables, context_lengths, residuals, sinks)
+    starts, lengths = dense(query_starts, torch.int32), dense(query_lengths, torch.int32)
+    query, *query_part = rows_part(query)
+    out = query.new_empty((*query.shape[:2], value_cache.shape[3]))
     call = (
-        *query_part, *_caches_part(key_cache, value_cache), tables.data_ptr(), tables.stride(0) * 4,
-        contexts.data_ptr(), starts.data_ptr(), lengths.data_ptr(), 0 if logits is None else logits.data_ptr(),
-        out.data_ptr(), len(lengths), tokens, kv_heads, heads // kv_heads, key_dim, value_dim, block_size,
-        window or 0,
+        *query_part, *cache_part(key_cache), *cache_part(value_cache),
+        *_rest(held, out, len(lengths), key_cache.shape[1], window),
+        starts.data_ptr(), lengths.data_ptr(), len(query),
     )  # fmt: skip
     cpu_threads.run(cpu_prefill.prefill, call, scale, softcap or 0.0)
     return out
 
 
-def _can_write(source: Tensor, cache: Tensor) -> bool:
-    return source.dtype in _KINDS and _rows_are_dense(cache)
+def _can_attend(query: Tensor, key_cache: Cache, value_cache: Cache) -> bool:
+    return query.dtype in KINDS and can_read(key_cache) and can_read(value_cache)
 
 
-def _can_attend(query: Tensor, key_cache: Tensor, value_cache: Tensor) -> bool:
-    same = key_cache.dtype is value_cache.dtype
-    return same and query.dtype in _KINDS and _rows_are_dense(key_cache) and _rows_are_dense(value_cache)
-
-
-def _query_part(query: Tensor) -> tuple[Tensor, int, int, int, int]:
-    """The query (a view is copied only if its rows are not dense), its address, dtype and strides in bytes."""
-    if query.stride(2) != 1:
-        query = query.contiguous()
-    size = _SIZES[query.dtype]
-    return query, query.data_ptr(), _KINDS[query.dtype], query.stride(0) * size, query.stride(1) * size
-
-
-def _caches_part(key_cache: Tensor, value_cache: Tensor) -> tuple[int, int, int, int, int, int, int]:
-    """Addresses, dtype, and strides in bytes of blocks and heads."""
-    size = _SIZES[key_cache.dtype]
-    key_block, key_head, _, _ = key_cache.stride()
-    value_block, value_head, _, _ = value_cache.stride()
+def _held(tables: Tensor, lengths: Tensor, residuals: Tensor | None, sinks: Tensor | None) -> tuple[Any, ...]:
+    """The smaller tensors of a call as the compiled functions want them; the caller holds them as long as it runs."""
     return (
-        key_cache.data_ptr(), value_cache.data_ptr(), _KINDS[key_cache.dtype],
-        key_block * size, key_head * size, value_block * size, value_head * size,
+        dense(tables, torch.int32), dense(lengths, torch.int32),
+        None if residuals is None else dense(residuals, torch.int32),
+        None if sinks is None else dense(sinks, torch.float32),
     )  # fmt: skip
 
 
-def _rows_are_dense(cache: Tensor) -> bool:
-    """Whether the rows of each block and head lie one after the other, in a dtype that the kernels know."""
-    strides = cache.stride()
-    return strides[3] == 1 and strides[2] == cache.shape[3] and cache.dtype in _KINDS
-
-
-def _blocks_are_dense(cache: Tensor) -> bool:
-    """Whether each block is one piece of memory."""
-    return len(cache) > 0 and cache[0].is_contiguous()
-
-
-def _dense(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    return tensor if tensor.dtype is dtype and tensor.is_contiguous() else tensor.to(dtype).contiguous()
+def _rest(held: tuple[Any, ...], out: Tensor, num_seqs: int, kv_heads: int, window: int | None) -> tuple[int, ...]:
+    """What follows the caches in a call."""
+    tables, lengths, residuals, sinks = held
+    return (
+        tables.data_ptr(), tables.stride(0) * 4, lengths.data_ptr(), address_of(residuals), address_of(sinks),
+        out.data_ptr(), num_seqs, kv_heads, out.shape[1] // kv_heads, window or 0,
+    )  # fmt: skip

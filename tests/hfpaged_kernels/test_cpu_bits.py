@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hfpaged_kernels import cpu_bits
-from hfpaged_kernels.cpu_bits import BFLOAT16, FLOAT16, FLOAT32, LANES, convert, exp, load, store, tanh
+from hfpaged_kernels import cpu_math
+from hfpaged_kernels.cpu_bits import BFLOAT16, FLOAT16, FLOAT32, LANES, convert, load, store
+from hfpaged_kernels.cpu_math import exp, tanh
 from numba import njit
 
 KINDS = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16, torch.float16: FLOAT16}
@@ -92,4 +93,4 @@ def test_tanh_is_exact_for_small_and_for_large_numbers():
 
 
 def test_minus_nothing_is_a_finite_maximum():
-    assert np.isfinite(np.float32(cpu_bits.NOTHING))
+    assert np.isfinite(np.float32(cpu_math.NOTHING))

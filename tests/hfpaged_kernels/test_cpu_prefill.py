@@ -79,10 +79,10 @@ def test_long_runs_are_right_by_way_of_the_dense_attention_of_torch(past, monkey
 def test_windows_softcaps_sinks_and_short_runs_never_go_the_dense_way(monkeypatch):
     monkeypatch.setattr(cpu_dense, "_has_matrix_unit", lambda: True)
     query, cache = torch.zeros(64, 4, 8, dtype=torch.bfloat16), torch.zeros(1, 1, 1, 8, dtype=torch.bfloat16)
-    assert cpu_dense.dense_is_faster(query, cache, 1, plain=True)
-    assert not cpu_dense.dense_is_faster(query, cache, 1, plain=False)
-    assert not cpu_dense.dense_is_faster(query, cache, 4, plain=True)
-    assert not cpu_dense.dense_is_faster(query.float(), cache, 1, plain=True)
+    assert cpu_dense.dense_is_faster(query, cache, cache, 1, plain=True)
+    assert not cpu_dense.dense_is_faster(query, cache, cache, 1, plain=False)
+    assert not cpu_dense.dense_is_faster(query, cache, cache, 4, plain=True)
+    assert not cpu_dense.dense_is_faster(query.float(), cache, cache, 1, plain=True)
 
 
 def test_no_query_token_at_all_gives_an_empty_result():

@@ -1,0 +1,237 @@
+"""Quantizing on CPU: the arithmetic of `quantizing` in its order, so that the bytes are the same.
+
+Rows are read into a buffer as float32 first, padded to whole lanes with their first number, which changes no least and
+no greatest one. Codes are made one to a byte; where they have four bits they are packed then.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from hfpaged_kernels.cpu_bits import (
+    FLOAT32,
+    LANES,
+    VECTOR,
+    convert,
+    copy_bytes,
+    keep,
+    load,
+    load_int64,
+    load_one,
+    store,
+    store_one,
+)
+from hfpaged_kernels.cpu_codes import E4M3, INT4, INT4_CHANNEL, INT8, code_bytes, pack, store_codes
+from hfpaged_kernels.cpu_math import add, multiply, splat, subtract
+from hfpaged_kernels.cpu_rounding import (
+    ceiling,
+    clamp,
+    down,
+    floor,
+    greatest,
+    greatest_of,
+    inverse_of,
+    least,
+    least_of,
+    size,
+    store_one_bfloat16,
+    up,
+    zero_for_nan,
+)
+from hfpaged_kernels.cpu_strips import padded
+
+
+@njit(forceinline=True)
+def _row_into(source: int, kind: int, dim: int, target: int) -> None:
+    convert(source, kind, target, FLOAT32, dim)
+    for column in range(dim, padded(dim)):
+        store_one(target + 4 * column, load_one(target))
+
+
+@njit(nogil=True)
+def _write_codes(codes: int, kind: int, dim: int, target: int) -> None:
+    """`codes`, one to a byte, into the cache; their buffer is used up."""
+    if kind >= INT4:
+        for column in range(0, padded(dim), LANES):
+            pack(codes + column, codes + column // 2)
+    copy_bytes(target, codes, code_bytes(kind, dim))
+
+
+@njit(forceinline=True)
+def _largest(kind: int) -> float:
+    if kind == INT8:
+        return 127.0
+    return 448.0 if kind == E4M3 else 57344.0
+
+
+@njit(nogil=True)
+def _quantize_scaled(row: int, kind: int, static: int, dim: int, codes: int, scale: int) -> None:
+    """Eight bits, and one scale for the row, which is written unless it is static."""
+    width, largest = padded(dim), _largest(kind)
+    if static != 0:
+        inverse = splat(np.float32(1.0) / load_one(static))
+    else:
+        top = splat(0.0)
+        for at in range(row, row + 4 * width, VECTOR):
+            top = greatest(top, size(load(at)))
+        own = up(multiply(greatest_of(top), splat(1.0 / largest)))
+        store_one_bfloat16(scale, own)
+        inverse = inverse_of(own)
+    for column in range(0, width, LANES):
+        scaled = multiply(load(row + 4 * column), inverse)
+        store_codes(codes + column, kind, clamp(scaled, splat(-largest), splat(largest)))
+
+
+@njit(nogil=True)
+def _quantize_groups(row: int, groups: int, dim: int, codes: int, scales: int) -> None:
+    """Four bits, and for each group a scale and a lowest value."""
+    each = padded(dim) // groups
+    for group in range(groups):
+        first, pair = group * each, scales + 4 * group
+        lowest = highest = load(row + 4 * first)
+        for column in range(first + LANES, first + each, LANES):
+            lowest = least(lowest, load(row + 4 * column))
+            highest = greatest(highest, load(row + 4 * column))
+        low = down(least_of(lowest))
+        scale = up(multiply(subtract(greatest_of(highest), low), splat(1 / 15)))
+        store_one_bfloat16(pair, scale)
+        store_one_bfloat16(pair + 2, low)
+        inverse = inverse_of(scale)
+        for column in range(first, first + each, LANES):
+            scaled = multiply(subtract(load(row + 4 * column), low), inverse)
+            store_codes(codes + column, INT4, clamp(scaled, splat(0.0), splat(15.0)))
+
+
+@njit(nogil=True)
+def _extremes(rows: int, block_size: int, width: int, lowest: int, highest: int) -> None:
+    """Of each channel of a block."""
+    for column in range(0, 4 * width, VECTOR):
+        low = high = load(rows + column)
+        for row in range(1, block_size):
+            value = load(rows + 4 * row * width + column)
+            low, high = least(low, value), greatest(high, value)
+        store(lowest + column, low)
+        store(highest + column, high)
+
+
+@njit(nogil=True)
+def _code_lows(lowest: int, dim: int, codes: int, steps: int) -> None:
+    """The lows of the channels in eight bits; `lowest` becomes what the codes say."""
+    width = padded(dim)
+    low = high = load(lowest)
+    for at in range(lowest, lowest + 4 * width, VECTOR):
+        low, high = least(low, load(at)), greatest(high, load(at))
+    base = down(least_of(low))
+    step = up(multiply(subtract(greatest_of(high), base), splat(1 / 255)))
+    store_one_bfloat16(steps + 2, base)
+    store_one_bfloat16(steps + 4, step)
+    inverse = inverse_of(step)
+    for column in range(0, width, LANES):
+        at = lowest + 4 * column
+        code = zero_for_nan(floor(multiply(subtract(load(at), base), inverse)))
+        code = clamp(code, splat(0.0), splat(255.0))
+        store_codes(codes + column, INT8, code)
+        store(at, add(multiply(code, step), base))
+
+
+@njit(nogil=True)
+def _code_scales(lowest: int, highest: int, dim: int, codes: int, steps: int) -> None:
+    """The scales of the channels in eight bits; `highest` becomes the inverses of what the codes say."""
+    width = padded(dim)
+    top = splat(-np.inf)
+    for column in range(0, 4 * width, VECTOR):
+        scale = multiply(subtract(load(highest + column), load(lowest + column)), splat(1 / 15))
+        store(highest + column, scale)
+        top = greatest(top, scale)
+    step = up(multiply(greatest_of(top), splat(1 / 255)))
+    store_one_bfloat16(steps, step)
+    inverse = inverse_of(step)
+    for column in range(0, width, LANES):
+        at = highest + 4 * column
+        code = clamp(zero_for_nan(ceiling(multiply(load(at), inverse))), splat(0.0), splat(255.0))
+        store_codes(codes + column, INT8, code)
+        store(at, inverse_of(multiply(code, step)))
+
+
+@njit(nogil=True)
+def _quantize_channels(rows: int, dim: int, block_size: int, buffer: int, target: int, scales: int) -> None:
+    """Four bits, and for each channel of the block a scale and a lowest value, in eight bits each."""
+    width, row_bytes = padded(dim), code_bytes(INT4_CHANNEL, dim)
+    lowest, inverses, codes = buffer, buffer + 4 * width, buffer + 8 * width
+    steps = scales + 2 * dim
+    _extremes(rows, block_size, width, lowest, inverses)
+    _code_lows(lowest, dim, codes, steps)
+    copy_bytes(scales + dim, codes, dim)
+    _code_scales(lowest, inverses, dim, codes, steps)
+    copy_bytes(scales, codes, dim)
+    store_one_bfloat16(steps + 6, splat(0.0))
+    for row in range(block_size):
+        for column in range(0, width, LANES):
+            at = 4 * column
+            scaled = multiply(subtract(load(rows + 4 * row * width + at), load(lowest + at)), load(inverses + at))
+            store_codes(codes + column, INT4, clamp(scaled, splat(0.0), splat(15.0)))
+        _write_codes(codes, INT4, dim, target + row * row_bytes)
+
+
+@njit(nogil=True)
+def _write_row(cache: Any, head: int, offset: int, static: int, row: int, codes: int) -> None:
+    """Quantize one row into a block's head at `head`."""
+    _, kind, _, dim, _, scales_at, groups = cache[:7]
+    scales = head + scales_at
+    if kind == INT4:
+        _quantize_groups(row, groups, dim, codes, scales + 4 * offset * groups)
+    else:
+        _quantize_scaled(row, kind, static, dim, codes, scales + 2 * offset)
+    _write_codes(codes, kind, dim, head + offset * code_bytes(kind, dim))
+
+
+@njit(cache=True, nogil=True)
+def write_tokens(
+    source: int, source_kind: int, token_stride: int, source_head_stride: int, cache: Any, slots: int,
+    num_tokens: int, num_heads: int,
+) -> None:  # fmt: skip
+    """Quantize each token's heads at its slot; a negative slot is skipped."""
+    address, _, block_stride, dim, block_size, _, _, scales, head_stride = cache[:9]
+    memory = np.empty(2 * padded(dim), dtype=np.float32)
+    row = memory.ctypes.data
+    for token in range(num_tokens):
+        slot = load_int64(slots + 8 * token)
+        if slot < 0:
+            continue
+        block = slot // block_size
+        for head in range(num_heads):
+            _row_into(source + token * token_stride + head * source_head_stride, source_kind, dim, row)
+            _write_row(
+                cache, address + block * block_stride + head * head_stride, slot - block * block_size,
+                scales + 4 * head if scales != 0 else 0, row, row + 4 * padded(dim),
+            )  # fmt: skip
+    keep(memory)
+
+
+@njit(cache=True, nogil=True)
+def write_blocks(
+    source: int, source_kind: int, row_stride: int, source_head_stride: int, cache: Any, blocks: int, sources: int,
+    num_blocks: int, num_heads: int,
+) -> None:  # fmt: skip
+    """Quantize whole blocks: token t of block blocks[i] is row sources[i, t]."""
+    address, kind, block_stride, dim, block_size, scales_at, _, scales, head_stride = cache[:9]
+    width = padded(dim)
+    memory = np.empty((block_size + 3) * width, dtype=np.float32)
+    rows = memory.ctypes.data
+    buffer = rows + 4 * block_size * width
+    for item in range(num_blocks * num_heads):
+        i = item // num_heads
+        head = item - i * num_heads
+        target = address + load_int64(blocks + 8 * i) * block_stride + head * head_stride
+        for t in range(block_size):
+            row = source + load_int64(sources + 8 * (i * block_size + t)) * row_stride + head * source_head_stride
+            _row_into(row, source_kind, dim, rows + 4 * t * width)
+            if kind != INT4_CHANNEL:
+                static = scales + 4 * head if scales != 0 else 0
+                _write_row(cache, target, t, static, rows + 4 * t * width, buffer)
+        if kind == INT4_CHANNEL:
+            _quantize_channels(rows, dim, block_size, buffer, target, target + scales_at)
+    keep(memory)
