@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import torch
+from hfpaged_kernels import quantizing, reference
+from hfpaged_kernels.encoding import ENCODINGS as ALL_ENCODINGS
+from hfpaged_kernels.encoding import Encoding
+from hfpaged_kernels.quantized import QuantizedCache
 from torch import Tensor
 
 # name: query heads, KV heads, key dim, value dim
@@ -24,6 +28,16 @@ VARIANTS = {
     "softcap": (None, 20.0, False),
     "sinks": (None, None, True),
     "all": (40, 20.0, True),
+}
+ENCODINGS = {encoding.name: encoding for encoding in ALL_ENCODINGS}
+# Of keys and values: those of the product's formats, each encoding by itself, and mixtures.
+MIXTURES = {
+    **{name: (name, name) for name in ENCODINGS if name != "int4_channel"},
+    "k8v4": ("int8", "int4_groups"),
+    "int4 by channel": ("int4_channel", "int4"),
+    "native keys": (None, "int4"),
+    "native values": ("fp8_e4m3", None),
+    "two kinds of fp8": ("fp8_e5m2", "fp8_e4m3_static"),
 }
 BLOCK_SIZES = (1, 8, 16, 32, 256)
 LENGTHS = (1, 0, 15, 16, 17, 31, 32, 33, 130)
@@ -76,3 +90,52 @@ def assert_equal_enough(result: Tensor, expected: Tensor) -> None:
     assert result.dtype == expected.dtype
     bound = BOUNDS[result.dtype]
     torch.testing.assert_close(result.float(), expected.float(), atol=bound, rtol=bound)
+
+
+class Quantized(Paged):
+    """The same, quantized: garbage bytes behind the ends, in unused blocks and in those that a residual stands for.
+
+    encodings: of keys and values; None leaves them native. open_seqs: which sequences (modulo their number) keep their
+    last, unfilled block in a residual.
+    """
+
+    def __init__(
+        self, lengths: tuple[int, ...], shape: str, block_size: int, dtype: torch.dtype,
+        encodings: tuple[Encoding | None, Encoding | None], open_seqs: tuple[int, ...] = (), shared_blocks: int = 0,
+        seed: int = 0,
+    ) -> None:  # fmt: skip
+        super().__init__(lengths, shape, block_size, dtype, seed, shared_blocks)
+        self.residuals = torch.full((len(lengths),), -1, dtype=torch.int32)
+        for number, seq in enumerate(open_seqs):
+            self.residuals[seq % len(lengths)] = number
+        self.num_residuals = len(open_seqs)
+        self.key_scales = 0.005 + torch.rand(self.kv_heads, generator=self.generator) / 100
+        self.keys = self.quantize(self.keys, encodings[0])
+        self.values = self.quantize(self.values, encodings[1])
+
+    def quantize(self, native: Tensor, encoding: Encoding | None) -> Tensor | QuantizedCache:
+        if encoding is None:
+            return native
+        blocks, heads, block_size, dim = native.shape
+        shape = (blocks, heads, encoding.head_bytes(block_size, dim))
+        data = torch.randint(0, 256, shape, generator=self.generator, dtype=torch.uint8)
+        static = self.key_scales if encoding.scales == "head" else None
+        residual = None
+        if self.num_residuals:
+            residual = torch.full((self.num_residuals, block_size, heads, dim), float("nan"), dtype=self.dtype)
+        cache = QuantizedCache(data, encoding, block_size, dim, self.dtype, static, residual)
+        clean = native.nan_to_num(0.5)
+        for seq, length in enumerate(self.lengths.tolist()):
+            for index in range(-(-length // block_size)):
+                block, filled = int(self.tables[seq, index]), min(block_size, length - index * block_size)
+                rows = clean[block].transpose(0, 1)
+                own = int(self.residuals[seq])
+                if filled < block_size and own >= 0:
+                    residual[own, :filled] = rows[:filled]
+                elif filled == block_size or encoding.scales == "channel":
+                    sources = torch.arange(block_size)[None]
+                    reference.write_blocks(rows, cache, torch.tensor([block]), sources)
+                else:
+                    slots = block * block_size + torch.arange(filled)
+                    quantizing.write_tokens(rows[:filled], cache, slots)
+        return cache
