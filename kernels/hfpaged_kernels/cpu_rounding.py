@@ -1,4 +1,4 @@
-"""What quantizing needs of arithmetic: rounding, and least and greatest numbers through which NaN comes, as in torch."""
+"""What quantizing needs of arithmetic: rounding, and least and greatest numbers that are NaN if one of them is."""
 
 from __future__ import annotations
 

@@ -142,21 +142,18 @@ def decode(
         *query_part, *cache_part(key_cache), *cache_part(value_cache),
         *_rest(held, out, len(query), key_cache.shape[1], window),
     )  # fmt: skip
-    lengths = held[1]
-    assert lengths is not None
     shared = shared_blocks * key_cache.shape[2] if window is None else 0
-    prefix = _prefix(shared, lengths, query, out, call, scale, softcap or 0.0)
+    prefix = _prefix(shared, held[1], out.shape[2], call, scale, softcap or 0.0)
     part = (0, 0) if prefix is None else (shared, prefix.data_ptr())
     cpu_threads.run(cpu_decode.decode, *part, call, scale, softcap or 0.0)
     return out
 
 
 def _prefix(
-    shared: int, lengths: Tensor, query: Tensor, out: Tensor, call: tuple[int, ...], scale: float, softcap: float
+    shared: int, lengths: Tensor, value_dim: int, call: tuple[int, ...], scale: float, softcap: float
 ) -> Tensor | None:
     """Partial results of the first `shared` positions, read once for all sequences; None where that does not pay."""
-    seqs, heads, value_dim = out.shape
-    kv_heads, group = call[-3:-1]
+    seqs, kv_heads, group = call[-4:-1]
     if not cpu_shared.sharing_pays(seqs, kv_heads, group, shared, torch.get_num_threads()):
         return None
     # A sequence that ends within the shared part would read what is not its own.
