@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -11,13 +12,16 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from hfpaged import compat, patching
-from hfpaged.cache_pool import check_pageable, config_of, is_encoder_decoder, pool_for
+from hfpaged.cache_pool import PoolSpec, check_pageable, config_of, is_encoder_decoder, pool_for
 from hfpaged.cache_stats import CacheStats
 from hfpaged.config import DEFAULT_BLOCK_SIZE
 from hfpaged.errors import CacheMismatchError, InvalidConfigError, StreamingError, UnsupportedModelError
 from hfpaged.explain import Decoder
-from hfpaged.kv_format import KVFormat
+from hfpaged.kv_format import Spec
 from hfpaged.kv_pool import KVPool
+from hfpaged.kv_scales import KVScales
+from hfpaged.layer_groups import group_layers
+from hfpaged.pageable import windows_of
 from hfpaged.prefix_lookup import PrefixLookup
 from hfpaged.prefix_report import PrefixReport
 from hfpaged.row_cache import RowCache, own_part
@@ -43,7 +47,11 @@ class PagedCache(RowCache):
             Default: half of the memory that is free when the first key arrives.
         num_blocks: instead of `memory`, the number of blocks.
         pool: the `pool` of another cache of the same model, to share its blocks.
-        kv_dtype: "auto" stores what the model computes; "bfloat16", "float16", "float32" convert.
+        kv_dtype: "auto" stores what the model computes; "bfloat16", "float16", "float32" convert; "int8", "fp8_e4m3",
+            "fp8_e5m2", "k8v4" (keys int8, values int4) and "int4" quantize (`hfpaged quality` tells what that costs).
+            "int8/auto" is for keys and values apart, {"default": "int8", "layers": {0: "auto"}} by layer.
+        kv_scales: for fp8, one scale per head that `hfpaged quality --calibrate` has found, in place of one per token
+            and head: a file, or what `KVScales.load` makes of one.
         salt: prefixes are shared only among caches with the same salt, one for each tenant say.
         publish: let later prompts find what this cache computes; without, it only reads what others published.
         prefix_sharing: look prompts up and publish at all.
@@ -68,7 +76,8 @@ class PagedCache(RowCache):
         memory: int | str | None = None,
         num_blocks: int | None = None,
         pool: KVPool | None = None,
-        kv_dtype: str | torch.dtype | KVFormat = "auto",
+        kv_dtype: Spec = "auto",
+        kv_scales: KVScales | str | os.PathLike[str] | None = None,
         salt: str | None = None,
         publish: bool = True,
         prefix_sharing: bool = True,
@@ -79,10 +88,8 @@ class PagedCache(RowCache):
         self._is_encoder_decoder = is_encoder_decoder(config)
         check_pageable(model, config)
         layers = compat.default_layers(config)
-        pool = pool_for(
-            config, layers, pool,
-            block_size=block_size, kv_dtype=kv_dtype, memory=memory, num_blocks=num_blocks,
-        )  # fmt: skip
+        spec = PoolSpec(block_size, memory, num_blocks, kv_dtype, kv_scales)
+        pool = pool_for(model, config, group_layers(windows_of(config, layers)), pool, spec)
         if salt is not None and not isinstance(salt, str):
             raise InvalidConfigError(f"salt={salt!r} is no text; give a str that others do not know, or None")
         self.salt = salt

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+import os
+from dataclasses import dataclass
 
-import torch
 from torch import nn
 from transformers import PreTrainedConfig
 
 from hfpaged import compat
 from hfpaged.errors import CacheMismatchError, InvalidConfigError, UnsupportedModelError
-from hfpaged.kv_format import KVFormat, resolve_format
+from hfpaged.fingerprint import model_keys
+from hfpaged.kv_format import KVFormat, Spec, check_dims, has_static_scales, resolve_format, with_static_scales
 from hfpaged.kv_pool import KVPool
-from hfpaged.layer_groups import group_layers
-from hfpaged.pageable import why_refused, windows_of
+from hfpaged.kv_scales import KVScales
+from hfpaged.kv_storage import PartScales
+from hfpaged.layer_groups import LayerGroup
+from hfpaged.pageable import why_refused
 
 
 def config_of(model: nn.Module | None, config: PreTrainedConfig | None) -> PreTrainedConfig:
@@ -39,23 +42,68 @@ def check_pageable(model: nn.Module | None, config: PreTrainedConfig) -> None:
         raise UnsupportedModelError(refusal.reason)
 
 
-def pool_for(
-    config: PreTrainedConfig, layers: list[Any], pool: KVPool | None, *, block_size: int,
-    kv_dtype: str | torch.dtype | KVFormat, memory: int | str | None, num_blocks: int | None,
-) -> KVPool:  # fmt: skip
-    """A new pool for those of transformers' `layers` that can be paged, or the given one if it fits them.
+@dataclass(frozen=True)
+class PoolSpec:
+    """What the user of a cache says of its pool; None and "auto" are what he did not say."""
 
-    Raises InvalidConfigError, CacheMismatchError for the pool of another model.
+    block_size: int
+    memory: int | str | None
+    num_blocks: int | None
+    kv_dtype: Spec
+    kv_scales: KVScales | str | os.PathLike[str] | None
+
+
+def pool_for(
+    model: nn.Module | None, config: PreTrainedConfig, groups: tuple[LayerGroup, ...], pool: KVPool | None,
+    spec: PoolSpec,
+) -> KVPool:  # fmt: skip
+    """A new pool for these layer groups, or the given one if it is for such.
+
+    Raises InvalidConfigError, CacheMismatchError for the pool of another model or format, KVScalesError.
     """
-    groups = group_layers(windows_of(config, layers))
     if pool is None:
-        kv_format = resolve_format(kv_dtype)
-        return KVPool(groups, block_size=block_size, kv_format=kv_format, memory=memory, num_blocks=num_blocks)
-    if (memory, num_blocks) != (None, None):
-        raise InvalidConfigError("pool= brings its own size; leave memory= and num_blocks= out")
+        kv_format, scales = _format(model, groups, spec)
+        if dim := _head_dim(config):  # what the config does not tell is found out by the first key
+            for each in kv_format.all:
+                check_dims(each, dim, dim)
+        return KVPool(
+            groups, block_size=spec.block_size, kv_format=kv_format, memory=spec.memory, num_blocks=spec.num_blocks,
+            scales=scales,
+        )  # fmt: skip
+    if (spec.memory, spec.num_blocks, spec.kv_scales) != (None, None, None):
+        raise InvalidConfigError("pool= brings its own size and scales; leave memory=, num_blocks= and kv_scales= out")
+    kv_format = resolve_format(spec.kv_dtype)
+    if spec.kv_dtype != "auto" and kv_format != pool.kv_format:
+        raise CacheMismatchError(
+            f"kv_dtype={kv_format.name!r}, and the pool stores {pool.kv_format.name}: all caches on one pool have one "
+            "KV format; leave kv_dtype= out, or pool="
+        )
     if pool.groups != groups:
         raise CacheMismatchError(
             f"the pool was made for layer groups {pool.groups}, this model has {groups}: "
             "caches on one pool must be of one model"
         )
     return pool
+
+
+def _head_dim(config: PreTrainedConfig) -> int | None:
+    """What a config says of the size of a head; None where keys and values may have others."""
+    text = config.get_text_config(decoder=True)
+    dim = getattr(text, "head_dim", None)
+    return dim if isinstance(dim, int) and not hasattr(text, "kv_lora_rank") else None
+
+
+def _format(
+    model: nn.Module | None, groups: tuple[LayerGroup, ...], spec: PoolSpec
+) -> tuple[KVFormat, dict[int, PartScales]]:
+    """The KV format, and the static scales of each layer where they are given."""
+    if spec.kv_scales is None:
+        return resolve_format(spec.kv_dtype), {}
+    scales = spec.kv_scales if isinstance(spec.kv_scales, KVScales) else KVScales.load(spec.kv_scales)
+    if model is None:
+        raise InvalidConfigError("kv_scales= belong to the weights of one model; give the model, not its config alone")
+    scales.check_model(model_keys(compat.transformers_model(model))[0].value)
+    given = resolve_format(scales.kv_format if spec.kv_dtype == "auto" else spec.kv_dtype)
+    kv_format = with_static_scales(given, scales.kv_format, scales.identity)
+    layers = [layer for group in groups for layer in group.layers if has_static_scales(kv_format.of_layer(layer))]
+    return kv_format, {layer: scales.scales(layer) for layer in layers}

@@ -71,6 +71,7 @@ _NATIVE: dict[str, Part] = {
     "float16": torch.float16,
 }
 _EIGHT_BITS: dict[str, Part] = {fmt.name: fmt for fmt in (encoding.INT8, encoding.FP8_E4M3, encoding.FP8_E5M2)}
+_STATIC = {"fp8_e4m3": encoding.FP8_E4M3_STATIC, "fp8_e5m2": encoding.FP8_E5M2_STATIC}
 _KEYS = _NATIVE | _EIGHT_BITS | {"int4": encoding.INT4_CHANNEL}
 _VALUES = _NATIVE | _EIGHT_BITS | {"int4": encoding.INT4_GROUPS}
 
@@ -129,6 +130,29 @@ def _layer_number(layer: object) -> int:
     if isinstance(layer, bool) or not text.isascii() or not text.isdigit():
         raise InvalidConfigError(f"kv_dtype: layer {layer!r} is no layer number; layers count from 0")
     return int(text)
+
+
+def with_static_scales(kv_format: KVFormat, name: str, identity: str) -> KVFormat:
+    """`kv_format` with one scale per head, known in advance, wherever it stores the fp8 format `name`; `identity` tells
+    these scales from others. Raises InvalidConfigError where it nowhere does.
+    """
+    exempt = tuple((layer, _with_static(each, name)) for layer, each in kv_format.exempt)
+    static = replace(_with_static(kv_format, name), name=f"{kv_format.name} with scales {identity}", exempt=exempt)
+    if not any(map(has_static_scales, static.all)):
+        raise InvalidConfigError(
+            f"kv_scales= are for {name}, and kv_dtype={kv_format.name!r} stores none; leave one of them out"
+        )
+    return static
+
+
+def has_static_scales(kv_format: KVFormat) -> bool:
+    """Whether layers that are not exempt store something with one scale per head."""
+    return any(isinstance(part, Encoding) and part.scales == "head" for part in (kv_format.key, kv_format.value))
+
+
+def _with_static(kv_format: KVFormat, name: str) -> KVFormat:
+    key, value = (_STATIC[name] if part == _EIGHT_BITS[name] else part for part in (kv_format.key, kv_format.value))
+    return replace(kv_format, key=key, value=value)
 
 
 def check_dims(kv_format: KVFormat, key_dim: int, value_dim: int) -> None:

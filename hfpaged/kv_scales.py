@@ -6,6 +6,7 @@ keys are written and read; in return it has to fit numbers that nobody has seen 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -55,6 +56,14 @@ class KVScales:
             )
         key, value = (_scale(amax, margin / LARGEST[self.kv_format]) for amax in self.layers[layer])
         return key, value
+
+    @property
+    def identity(self) -> str:
+        """Twelve digits of a hash of all this: blocks that were written with other scales cannot be read with these."""
+        digest = hashlib.sha256(f"{self.kv_format} {self.fingerprint}".encode())
+        for name, tensor in self._tensors():
+            digest.update(name.encode() + tensor.numpy().tobytes())
+        return digest.hexdigest()[:12]
 
     def check_model(self, fingerprint: str) -> None:
         """Raises KVScalesError for another model than the one that was calibrated."""
