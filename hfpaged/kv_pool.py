@@ -10,19 +10,17 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-import psutil
-import torch
-
 from hfpaged.block_manager import BlockManager
 from hfpaged.block_pool import BlockPool
 from hfpaged.cache_stats import CacheStats
-from hfpaged.config import check_block_size, check_num_blocks, format_bytes, parse_bytes
+from hfpaged.config import check_block_size, check_num_blocks, parse_bytes
 from hfpaged.content import one_prompt
 from hfpaged.errors import InvalidConfigError
 from hfpaged.explain import Decoder, explain_prompt
 from hfpaged.kv_format import KVFormat, check_layers
 from hfpaged.kv_storage import KVStorage, LayerStore, PartScales
 from hfpaged.layer_groups import LayerGroup
+from hfpaged.pool_size import count_blocks, free_memory
 from hfpaged.prefix_cache import PrefixCache, is_for
 from hfpaged.prefix_loading import LoadedPrefixes, load_prefixes
 from hfpaged.prefix_report import PrefixReport
@@ -213,7 +211,10 @@ class KVPool:
                 self._memory = int(DEFAULT_SHARE * free_memory(store.key.device))
                 self._keeps_all = False
             to_come = max(len(group.layers) for group in self.groups) - self.storage.num_stores
-            fitting = self._count(self._memory, self.storage.block_bytes + max(to_come, 0) * store.block_bytes)
+            fitting = count_blocks(
+                self._memory, self.storage.block_bytes + max(to_come, 0) * store.block_bytes, self.block_size,
+                len(self.groups),
+            )  # fmt: skip
             self.blocks.num_blocks = max(fitting, self.blocks.high_water)
             if not self._keeps_all:
                 self.blocks.max_cached = int(self.blocks.num_blocks * CACHED_SHARE)
@@ -238,19 +239,3 @@ class KVPool:
     def _reclaim(self) -> None:
         while self._abandoned:
             self._abandoned.popleft()(self.manager)
-
-    def _count(self, memory: int, block_bytes: int) -> int:
-        count = memory // block_bytes
-        if count < len(self.groups):
-            raise InvalidConfigError(
-                f"{format_bytes(memory)} hold {count} blocks of {format_bytes(block_bytes)} "
-                f"({self.block_size} tokens each); one sequence needs at least {len(self.groups)}. Give more memory"
-            )
-        return count
-
-
-def free_memory(device: torch.device) -> int:
-    """Bytes that are free on `device` now."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    return int(psutil.virtual_memory().available)

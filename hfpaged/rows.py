@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import numpy as np
-
 from hfpaged.block_manager import BlockManager
 from hfpaged.content import Bools
 from hfpaged.errors import CacheMismatchError, StreamingError
 from hfpaged.kv_pool import KVPool
+from hfpaged.padding import ends_in_padding, extended, tokens_among
 from hfpaged.row_tokens import RowTokens
 from hfpaged.sequence import Sequence
 from hfpaged.step import Step, StepPlan, build_step
@@ -111,8 +110,7 @@ class Rows:
     def complete(self) -> None:
         """The forward is over: what it filled is published, what left a window goes back."""
         self.tokens.step_completed()
-        self._settle_residuals()
-        if self.tokens.is_due:
+        if self.tokens.is_due or self.residuals.are_due:
             self._settle()
         self.release_left()
 
@@ -128,7 +126,7 @@ class Rows:
         with a window do not hold any more what the next token would see.
         """
         length = min(length, self.length)
-        for sequence, stored in zip(self.sequences, self._stored(length), strict=True):
+        for sequence, stored in zip(self.sequences, tokens_among(self.kept, self.batch, length), strict=True):
             self.pool.manager.check_trim(sequence, stored)
         self._settle()
         self.seen = {layer: min(seen, length) for layer, seen in self.seen.items()}
@@ -138,8 +136,7 @@ class Rows:
         """Row i becomes what row indices[i] was; rows may repeat or vanish. Tables are forked, nothing is copied."""
         indices = list(indices)
         with self.pool.changing() as manager:
-            self.tokens.settle(manager, self.sequences)
-            self.residuals.settle()
+            self._publish(manager)
             old = self.sequences
             chosen = [old[index] for index in indices]
             self.sequences = [manager.fork(sequence) for sequence in chosen]
@@ -152,8 +149,7 @@ class Rows:
         """Other rows over the same blocks."""
         child = Rows(self.pool)
         with self.pool.changing() as manager:
-            self.tokens.settle(manager, self.sequences)
-            self.residuals.settle()
+            self._publish(manager)
             child.tokens = self.tokens.fork()
             child.sequences = [manager.fork(sequence) for sequence in self.sequences]
         child.length, child.kept, child.seen = self.length, self.kept, dict(self.seen)
@@ -173,9 +169,8 @@ class Rows:
 
     def _give_back(self, manager: BlockManager) -> None:
         try:
-            self.tokens.settle(manager, self.sequences)
+            self._publish(manager)
         finally:
-            self.residuals.settle()
             for sequence in self.sequences:
                 manager.free(sequence)
             self.copies.free(manager)
@@ -188,12 +183,12 @@ class Rows:
 
     def _settle(self) -> None:
         with self.pool.changing() as manager:
-            self.tokens.settle(manager, self.sequences)
+            self._publish(manager)
 
-    def _settle_residuals(self) -> None:
-        if self.pool.residuals is not None:
-            with self.pool.changing():
-                self.residuals.settle()
+    def _publish(self, manager: BlockManager) -> None:
+        """All steps are over: what they filled lies in its blocks, and others can find it."""
+        self.residuals.settle()
+        self.tokens.settle(manager, self.sequences)
 
     def _begin(self, batch: int, query_length: int) -> None:
         self.copies.let_go()
@@ -243,23 +238,12 @@ class Rows:
 
     def _remember(self, batch: int, query_length: int, kept: Bools | None) -> None:
         self.length += query_length
-        self.late_padding = False
-        if kept is not None or self.kept is not None:
-            past = self.kept if self.kept is not None else np.ones((batch, self.past_length), dtype=bool)
-            new = kept if kept is not None else np.ones((batch, query_length), dtype=bool)
-            self.kept = np.concatenate([past, new], axis=1)
-        if kept is not None and self.kept is not None:
-            behind_a_token = np.maximum.accumulate(self.kept, axis=1)[:, self.past_length :] & ~kept
-            self.late_padding = bool(behind_a_token.any())
-
-    def _stored(self, length: int) -> list[int]:
-        """Tokens among the first `length` positions of each row."""
-        return [length] * self.batch if self.kept is None else self.kept[:, :length].sum(axis=1).tolist()
+        self.kept = extended(self.kept, (batch, self.past_length), kept, (batch, query_length))
+        self.late_padding = kept is not None and ends_in_padding(self.kept, kept)
 
     def _cut(self, length: int) -> None:
         with self.pool.changing() as manager:
-            self.residuals.settle()
-            for sequence, stored in zip(self.sequences, self._stored(length), strict=True):
+            for sequence, stored in zip(self.sequences, tokens_among(self.kept, self.batch, length), strict=True):
                 manager.trim(sequence, stored)
         self.length = length
         self.kept = None if self.kept is None else self.kept[:, :length]

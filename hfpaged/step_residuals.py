@@ -59,6 +59,11 @@ class StepResiduals:
         contexts = step.context_lengths.tolist()
         return replace(step, residuals=residuals_of(tables, contexts, tables[0].block_size, self._residuals))
 
+    @property
+    def are_due(self) -> bool:
+        """Whether a step filled some."""
+        return bool(self._full)
+
     def settle(self) -> None:
         """The step is over: what it filled lies in its blocks."""
         if self._residuals is not None:

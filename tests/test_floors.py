@@ -20,8 +20,8 @@ FLOORS = {
     0: "errors config cache_stats block_hash block_pool block_table common_runs ghosts layer_groups prefix_block"
     " prefix_index match_end token_chain sequence block_manager prefix_cache prefix_tree prefill_plan piece_kind"
     " prefix_report explain stream_rule residuals",
-    1: "kv_format filling part_store kv_storage kv_pool content fingerprint shared_runs step step_copies"
-    " step_residuals row_tokens rows stored_steps step_plan admission tensor_file kv_scales prefix_manifest"
+    1: "kv_format filling part_store kv_storage pool_size kv_pool content fingerprint shared_runs step step_copies"
+    " step_residuals padding row_tokens rows stored_steps step_plan admission tensor_file kv_scales prefix_manifest"
     " prefix_saving prefix_loading",
     2: "adapters compat"
     " graph handle paged_layer state_layer model_classes pageable mask_pattern mask attention attention_code"

@@ -11,9 +11,10 @@ from hfpaged import kv_pool
 from hfpaged.cache_stats import CacheStats
 from hfpaged.errors import IntegrityError, InvalidConfigError, OutOfBlocksError
 from hfpaged.kv_format import FORMATS
-from hfpaged.kv_pool import KVPool, free_memory
+from hfpaged.kv_pool import KVPool
 from hfpaged.kv_storage import GROWTH
 from hfpaged.layer_groups import LayerGroup, group_layers
+from hfpaged.pool_size import free_memory
 
 HEADS, DIM, BLOCK_SIZE = 2, 8, 4
 LAYER_BLOCK = BLOCK_SIZE * HEADS * 2 * DIM * 4  # bytes of one block of one layer: keys and values in float32

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from hfpaged.bench.setting import Setting
-from hfpaged.kv_pool import free_memory
+from hfpaged.pool_size import free_memory
 from hfpaged.quality.contexts import Context
 from hfpaged.quality.corpus import Corpus
 from hfpaged.quality.sides import Side

@@ -1,0 +1,27 @@
+"""How large a pool is that was given memory, or nothing."""
+
+from __future__ import annotations
+
+import psutil
+import torch
+
+from hfpaged.config import format_bytes
+from hfpaged.errors import InvalidConfigError
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that are free on `device` now."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return int(psutil.virtual_memory().available)
+
+
+def count_blocks(memory: int, block_bytes: int, block_size: int, num_groups: int) -> int:
+    """How many blocks fit into `memory` bytes. Raises InvalidConfigError where one sequence does not."""
+    count = memory // block_bytes
+    if count < num_groups:
+        raise InvalidConfigError(
+            f"{format_bytes(memory)} hold {count} blocks of {format_bytes(block_bytes)} "
+            f"({block_size} tokens each); one sequence needs at least {num_groups}. Give more memory"
+        )
+    return count
