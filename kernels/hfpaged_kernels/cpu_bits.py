@@ -156,6 +156,11 @@ def load_int64(builder: Any, address: Any) -> Any:
     return builder.load(pointer(builder, address, ir.IntType(64)), align=8)
 
 
+@emitter(types.void, types.int64, types.int64)
+def store_int64(builder: Any, address: Any, value: Any) -> None:
+    builder.store(value, pointer(builder, address, ir.IntType(64)), align=8)
+
+
 @emitter(types.void, types.int64, types.int64, types.int64)
 def copy_bytes(builder: Any, target: Any, source: Any, count: Any) -> None:
     byte = ir.IntType(8)
@@ -187,6 +192,11 @@ def keep(array: Any) -> None:
 def scratch(builder: Any) -> Any:
     """The address of 64 bytes on the stack of the function that calls this; the same for all calls in it."""
     return builder.ptrtoint(cgutils.alloca_once(builder, FLOATS), ir.IntType(64))
+
+
+@njit(forceinline=True)
+def padded(dim: int) -> int:
+    return (dim + LANES - 1) // LANES * LANES
 
 
 @njit(forceinline=True)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numba import njit
 
@@ -16,9 +14,12 @@ from hfpaged_kernels.cpu_bits import (
     keep,
     load_int32,
     load_int64,
+    padded,
     size_of,
 )
-from hfpaged_kernels.cpu_strips import DIM, has_factors, head_of, padded, read_strip, scale_rows
+from hfpaged_kernels.cpu_dequantizing import has_factors, scale_rows
+from hfpaged_kernels.cpu_records import DIM, HEAD, describe_head, get
+from hfpaged_kernels.cpu_strips import read_strip
 
 
 @njit(cache=True, nogil=True)
@@ -81,26 +82,28 @@ def gather_rows(
 
 @njit(cache=True, nogil=True)
 def gather_quantized(
-    cache: Any, num_heads: int, tables: int, table_stride: int, lengths: int, residuals: int, num_seqs: int, out: int,
+    cache: int, num_heads: int, tables: int, table_stride: int, lengths: int, residuals: int, num_seqs: int, out: int,
     out_kind: int, longest: int,
 ) -> None:  # fmt: skip
     """As `gather_rows`, of a record of a quantized cache, dequantized in strips of sixteen rows."""
-    dim, width, row_bytes = cache[DIM], padded(cache[DIM]), cache[DIM] * size_of(out_kind)
-    memory = np.empty(LANES * (width + 1), dtype=np.float32)
-    buffer = memory.ctypes.data
+    dim = get(cache, DIM)
+    width, row_bytes = padded(dim), dim * size_of(out_kind)
+    record, memory = np.empty(HEAD, dtype=np.int64), np.empty(LANES * (width + 1), dtype=np.float32)
+    head, buffer = record.ctypes.data, memory.ctypes.data
     factors = buffer + 4 * LANES * width
     for item in range(num_seqs * num_heads):
         seq = item // num_heads
         length = load_int32(lengths + 4 * seq)
         residual = load_int32(residuals + 4 * seq) if residuals != 0 else -1
-        head = head_of(cache, item - seq * num_heads, residual, length)
+        describe_head(cache, item - seq * num_heads, residual, length, head)
         target = out + item * longest * row_bytes
         for start in range(0, length, LANES):
             rows = min(LANES, length - start)
-            read_strip(head, tables + seq * table_stride, start, rows, LANES, buffer, factors)
+            read_strip(head, tables + seq * table_stride, start, rows, buffer, factors)
             if has_factors(head):
                 scale_rows(buffer, width, rows, factors)
             for row in range(rows):
                 convert(buffer + 4 * row * width, FLOAT32, target + (start + row) * row_bytes, out_kind, dim)
         clear_bytes(target + length * row_bytes, (longest - length) * row_bytes)
+    keep(record)
     keep(memory)

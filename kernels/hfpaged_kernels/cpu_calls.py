@@ -1,9 +1,11 @@
 """Tensors and quantized caches as the compiled functions take them: addresses, kinds and strides in bytes.
 
-The order is that of the records in `cpu_strips`.
+The order is that of the records in `cpu_records`.
 """
 
 from __future__ import annotations
+
+from array import array
 
 import torch
 from torch import Tensor
@@ -78,3 +80,9 @@ def dense(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 
 def address_of(tensor: Tensor | None) -> int:
     return 0 if tensor is None else tensor.data_ptr()
+
+
+def record(*numbers: int) -> tuple[array[int], int]:
+    """The numbers in memory, which the caller holds as long as they are read, and their address."""
+    held = array("q", numbers)
+    return held, held.buffer_info()[0]

@@ -27,27 +27,38 @@ from hfpaged_kernels.cpu_bits import (
     keep,
     load,
     load_int32,
+    padded,
     size_of,
     store,
 )
+from hfpaged_kernels.cpu_dequantizing import has_factors
 from hfpaged_kernels.cpu_math import multiply
 from hfpaged_kernels.cpu_products import add_weighted, score_strip
+from hfpaged_kernels.cpu_records import (
+    DIM,
+    GROUP,
+    HEAD_BYTES,
+    KV_HEADS,
+    LENGTHS,
+    NUM_SEQS,
+    OUT,
+    QUERY,
+    QUERY_HEAD_STRIDE,
+    QUERY_KIND,
+    QUERY_STRIDE,
+    SINKS,
+    TABLE_STRIDE,
+    TABLES,
+    WINDOW,
+    describe_head,
+    get,
+    keys_of,
+    residual_of,
+    values_of,
+)
 from hfpaged_kernels.cpu_shared import take_over
 from hfpaged_kernels.cpu_state import begin_state, finish, merge, weigh
-from hfpaged_kernels.cpu_strips import (
-    DIM,
-    KEYS,
-    LENGTHS,
-    STRIP,
-    TABLES,
-    VALUES,
-    has_factors,
-    head_of,
-    padded,
-    prefetch_strip,
-    read_strip,
-    strips_between,
-)
+from hfpaged_kernels.cpu_strips import STRIP, prefetch_strip, read_strip, strips_between
 
 # Waking a thread costs as much as this many strips.
 STRIPS_WORTH_A_THREAD = 4
@@ -78,15 +89,15 @@ def _line(lengths: int, num_seqs: int, window: int, shared: int) -> Any:
 
 
 @njit(nogil=True)
-def _prefetch_next(keys: Any, values: Any, kv_head: int, kv_heads: int, table: int, position: int, length: int) -> None:
-    """The strips of the next head, or those of the first head behind them."""
-    following, ahead = kv_head + 1, position
-    if following == kv_heads:
-        following, ahead = 0, position + STRIP
+def _prefetch_next(heads: int, kv_head: int, kv_heads: int, table: int, position: int, length: int) -> None:
+    """The strips of the next KV head, or those of the first one behind them."""
+    following, ahead = heads + 2 * HEAD_BYTES, position
+    if kv_head + 1 == kv_heads:
+        following, ahead = heads - 2 * HEAD_BYTES * kv_head, position + STRIP
     if ahead < length:
         left = min(STRIP, length - ahead)
-        prefetch_strip(head_of(keys, following, -1, length), table, ahead, left)
-        prefetch_strip(head_of(values, following, -1, length), table, ahead, left)
+        prefetch_strip(following, table, ahead, left)
+        prefetch_strip(following + HEAD_BYTES, table, ahead, left)
 
 
 @njit(nogil=True)
@@ -100,15 +111,15 @@ def _multiply_parts(weights: int, group: int, factors: int) -> None:
 
 @njit(nogil=True)
 def _attend_strip(
-    rows: int, keys: Any, values: Any, table: int, position: int, count: int, group: int, heads: int, h: int,
+    rows: int, keys: int, values: int, table: int, position: int, count: int, group: int, heads: int, h: int,
     buffer: int, weights: int, state: int, scale: float, softcap: float,
 ) -> None:  # fmt: skip
     """Fold `count` keys and values of one KV head into the state of its `group` heads, of which `h` is the first."""
-    key_width, width = padded(keys[DIM]), padded(values[DIM])
+    key_width, width = padded(get(keys, DIM)), padded(get(values, DIM))
     factors = weights + 4 * STRIP * group
     for part in range(0, count, LANES):
         own = min(LANES, count - part)
-        strip = read_strip(keys, table, position + part, own, LANES, buffer, factors)
+        strip = read_strip(keys, table, position + part, own, buffer, factors)
         score_strip(rows + 4 * h * key_width, strip, key_width, group, weights + 4 * part, 4 * STRIP)
         if has_factors(keys):
             _multiply_parts(weights + 4 * part, group, factors)
@@ -116,7 +127,7 @@ def _attend_strip(
         weigh(weights + 4 * g * STRIP, count, state, heads, width, h + g, scale, softcap)
     for part in range(0, count, LANES):
         own = min(LANES, count - part)
-        strip = read_strip(values, table, position + part, own, LANES, buffer, factors)
+        strip = read_strip(values, table, position + part, own, buffer, factors)
         if has_factors(values):
             _multiply_parts(weights + 4 * part, group, factors)
         totals = state + 8 * heads + 4 * h * width
@@ -124,64 +135,74 @@ def _attend_strip(
 
 
 @njit(nogil=True)
+def _read_queries(call: int, seq: int, heads: int, rows: int) -> None:
+    kind, dim = get(call, QUERY_KIND), get(keys_of(call), DIM)
+    source, stride = get(call, QUERY) + seq * get(call, QUERY_STRIDE), get(call, QUERY_HEAD_STRIDE)
+    for h in range(heads):
+        convert(source + h * stride, kind, rows + 4 * h * padded(dim), FLOAT32, dim)
+
+
+@njit(nogil=True)
 def _attend(
-    seq: int, begin: int, stop: int, first: int, prefix: int, call: Any, scale: float, softcap: float, memory: int,
-) -> None:  # fmt: skip
+    seq: int, begin: int, stop: int, first: int, prefix: int, call: int, scale: float, softcap: float, memory: int
+) -> None:
     """Strips begin .. stop of one sequence, the first of which is at `first`, into a new state (at `memory`)."""
-    query, query_kind, query_stride, query_head_stride = call[:KEYS]
-    keys, values = call[KEYS:VALUES], call[VALUES:TABLES]
-    tables, table_stride, lengths, residuals, sinks, _, num_seqs, kv_heads, group, _ = call[TABLES:]
-    heads, key_width, width = kv_heads * group, padded(keys[DIM]), padded(values[DIM])
+    kv_heads, group = get(call, KV_HEADS), get(call, GROUP)
+    keys, values = keys_of(call), values_of(call)
+    heads, key_width, width = kv_heads * group, padded(get(keys, DIM)), padded(get(values, DIM))
     state, rows = memory, memory + 4 * heads * (2 + width)
     buffer = rows + 4 * heads * key_width
     weights = buffer + 4 * LANES * max(key_width, width)
-    length, table = load_int32(lengths + 4 * seq), tables + seq * table_stride
-    residual = load_int32(residuals + 4 * seq) if residuals != 0 else -1
-    for h in range(heads):
-        source = query + seq * query_stride + h * query_head_stride
-        convert(source, query_kind, rows + 4 * h * key_width, FLOAT32, keys[DIM])
+    records = weights + 4 * (group * STRIP + LANES)
+    length, table = load_int32(get(call, LENGTHS) + 4 * seq), get(call, TABLES) + seq * get(call, TABLE_STRIDE)
+    for kv_head in range(kv_heads):
+        record = records + 2 * HEAD_BYTES * kv_head
+        describe_head(keys, kv_head, residual_of(call, seq), length, record)
+        describe_head(values, kv_head, residual_of(call, seq), length, record + HEAD_BYTES)
+    _read_queries(call, seq, heads, rows)
     if begin == 0 and prefix != 0:
-        take_over(state, prefix, seq, num_seqs, kv_heads, group, width)
+        take_over(state, prefix, seq, get(call, NUM_SEQS), kv_heads, group, width)
     else:
-        begin_state(state, heads, width, sinks if begin == 0 else 0)
+        begin_state(state, heads, width, get(call, SINKS) if begin == 0 else 0)
     for number in range(begin, stop):
         position = first + number * STRIP
         count = min(STRIP, length - position)
         for kv_head in range(kv_heads):
-            _prefetch_next(keys, values, kv_head, kv_heads, table, position, length)
+            record = records + 2 * HEAD_BYTES * kv_head
+            _prefetch_next(record, kv_head, kv_heads, table, position, length)
             _attend_strip(
-                rows, head_of(keys, kv_head, residual, length), head_of(values, kv_head, residual, length), table,
-                position, count, group, heads, kv_head * group, buffer, weights, state, scale, softcap,
+                rows, record, record + HEAD_BYTES, table, position, count, group, heads, kv_head * group, buffer,
+                weights, state, scale, softcap,
             )  # fmt: skip
 
 
 @njit(nogil=True)
-def _share(share: int, shares: int, starts: Any, partials: int, owners: Any, shared: int, prefix: int, call: Any,
+def _share(share: int, shares: int, starts: Any, partials: int, owners: Any, shared: int, prefix: int, call: int,
            scale: float, softcap: float) -> None:  # fmt: skip
     """Attend over one share of the line. `owners` tells for each partial result whose it is.
 
     `prefix`, unless 0, holds what came out of the first `shared` positions for all sequences.
     """
-    key_width, value_dim = padded(call[KEYS + DIM]), call[VALUES + DIM]
-    lengths, _, _, out, num_seqs, kv_heads, group, window = call[LENGTHS:]
-    heads, width, kind = kv_heads * group, padded(value_dim), call[1]
+    key_width, value_dim = padded(get(keys_of(call), DIM)), get(values_of(call), DIM)
+    num_seqs, kv_heads, group, kind = get(call, NUM_SEQS), get(call, KV_HEADS), get(call, GROUP), get(call, QUERY_KIND)
+    heads, width = kv_heads * group, padded(value_dim)
     state_bytes = 4 * heads * (2 + width)
     floats = heads * (key_width + 2 + width) + LANES * max(key_width, width) + group * STRIP + 2 * LANES
-    memory = np.zeros(floats, dtype=np.float32)
+    memory = np.zeros(floats + 2 * kv_heads * HEAD_BYTES // 4, dtype=np.float32)
     state = (memory.ctypes.data + 63) // 64 * 64
     unit, end = starts[num_seqs] * share // shares, starts[num_seqs] * (share + 1) // shares
     seq = 0
     while unit < end:
         while starts[seq + 1] <= unit:
             seq += 1
-        length = load_int32(lengths + 4 * seq)
-        first = _first_own(length, window, shared)
+        length = load_int32(get(call, LENGTHS) + 4 * seq)
+        first = _first_own(length, get(call, WINDOW), shared)
         strips = strips_between(first, length)
         begin = unit - starts[seq]
         stop = min(strips, begin + end - unit)
         _attend(seq, begin, stop, first, prefix, call, scale, softcap, state)
         if begin == 0 and stop == strips:
-            finish(state, heads, width, out + seq * heads * value_dim * size_of(kind), kind, value_dim)
+            finish(state, heads, width, get(call, OUT) + seq * heads * value_dim * size_of(kind), kind, value_dim)
         else:
             slot = 2 * share + (_UNFINISHED if begin == 0 else _BEGUN)
             copy_bytes(partials + slot * state_bytes, state, state_bytes)
@@ -215,16 +236,15 @@ def _clear_empty(lengths: int, num_seqs: int, out: int, row_bytes: int) -> None:
 
 
 @njit(cache=True, nogil=True, parallel=True)
-def decode(threads: int, shared: int, prefix: int, call: Any, scale: float, softcap: float) -> None:
+def decode(threads: int, shared: int, prefix: int, call: int, scale: float, softcap: float) -> None:
     """The whole line, in equal shares of which each thread takes one.
 
     `prefix` is what `attend_prefix` made of the first `shared` positions, or 0 and 0.
     """
-    value_dim = call[VALUES + DIM]
-    lengths, _, _, out, num_seqs, kv_heads, group, window = call[LENGTHS:]
-    heads = kv_heads * group
-    starts = _line(lengths, num_seqs, window, shared)
-    _clear_empty(lengths, num_seqs, out, heads * value_dim * size_of(call[1]))
+    value_dim, kind, out = get(values_of(call), DIM), get(call, QUERY_KIND), get(call, OUT)
+    lengths, num_seqs, heads = get(call, LENGTHS), get(call, NUM_SEQS), get(call, KV_HEADS) * get(call, GROUP)
+    starts = _line(lengths, num_seqs, get(call, WINDOW), shared)
+    _clear_empty(lengths, num_seqs, out, heads * value_dim * size_of(kind))
     shares = max(1, min(threads, starts[num_seqs] // STRIPS_WORTH_A_THREAD))
     partials = np.empty(2 * shares * heads * (2 + padded(value_dim)), dtype=np.float32)
     owners = np.full(2 * shares, -1, dtype=np.int64)
@@ -234,5 +254,5 @@ def decode(threads: int, shared: int, prefix: int, call: Any, scale: float, soft
     else:
         for share in prange(shares):
             _share(share, shares, starts, address, owners, shared, prefix, call, scale, softcap)
-        merge_shares(shares, address, owners, heads, value_dim, out, call[1])
+        merge_shares(shares, address, owners, heads, value_dim, out, kind)
     keep(partials)

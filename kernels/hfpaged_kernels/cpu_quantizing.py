@@ -6,8 +6,6 @@ no greatest one. Codes are made one to a byte; where they have four bits they ar
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numba import njit
 
@@ -21,11 +19,24 @@ from hfpaged_kernels.cpu_bits import (
     load,
     load_int64,
     load_one,
+    padded,
     store,
     store_one,
 )
 from hfpaged_kernels.cpu_codes import E4M3, INT4, INT4_CHANNEL, INT8, code_bytes, pack, store_codes
 from hfpaged_kernels.cpu_math import add, multiply, splat, subtract
+from hfpaged_kernels.cpu_records import (
+    ADDRESS,
+    BLOCK_SIZE,
+    BLOCK_STRIDE,
+    DIM,
+    GROUPS,
+    HEAD_STRIDE,
+    KIND,
+    SCALES_AT,
+    STATIC,
+    get,
+)
 from hfpaged_kernels.cpu_rounding import (
     ceiling,
     clamp,
@@ -41,7 +52,6 @@ from hfpaged_kernels.cpu_rounding import (
     up,
     zero_for_nan,
 )
-from hfpaged_kernels.cpu_strips import padded
 
 
 @njit(forceinline=True)
@@ -176,48 +186,53 @@ def _quantize_channels(rows: int, dim: int, block_size: int, buffer: int, target
         _write_codes(codes, INT4, dim, target + row * row_bytes)
 
 
+@njit(forceinline=True)
+def _static_of(cache: int, head: int) -> int:
+    static = get(cache, STATIC)
+    return static + 4 * head if static != 0 else 0
+
+
 @njit(nogil=True)
-def _write_row(cache: Any, head: int, offset: int, static: int, row: int, codes: int) -> None:
-    """Quantize one row into a block's head at `head`."""
-    _, kind, _, dim, _, scales_at, groups = cache[:7]
-    scales = head + scales_at
+def _write_row(cache: int, block: int, head: int, offset: int, row: int, codes: int) -> None:
+    """Quantize one row into one head of a block, which is at `block`."""
+    kind, dim, groups = get(cache, KIND), get(cache, DIM), get(cache, GROUPS)
+    scales = block + get(cache, SCALES_AT)
     if kind == INT4:
         _quantize_groups(row, groups, dim, codes, scales + 4 * offset * groups)
     else:
-        _quantize_scaled(row, kind, static, dim, codes, scales + 2 * offset)
-    _write_codes(codes, kind, dim, head + offset * code_bytes(kind, dim))
+        _quantize_scaled(row, kind, _static_of(cache, head), dim, codes, scales + 2 * offset)
+    _write_codes(codes, kind, dim, block + offset * code_bytes(kind, dim))
 
 
 @njit(cache=True, nogil=True)
 def write_tokens(
-    source: int, source_kind: int, token_stride: int, source_head_stride: int, cache: Any, slots: int,
+    source: int, source_kind: int, token_stride: int, source_head_stride: int, cache: int, slots: int,
     num_tokens: int, num_heads: int,
 ) -> None:  # fmt: skip
     """Quantize each token's heads at its slot; a negative slot is skipped."""
-    address, _, block_stride, dim, block_size, _, _, scales, head_stride = cache[:9]
+    dim, block_size = get(cache, DIM), get(cache, BLOCK_SIZE)
     memory = np.empty(2 * padded(dim), dtype=np.float32)
     row = memory.ctypes.data
     for token in range(num_tokens):
         slot = load_int64(slots + 8 * token)
         if slot < 0:
             continue
-        block = slot // block_size
+        index = slot // block_size
+        block = get(cache, ADDRESS) + index * get(cache, BLOCK_STRIDE)
         for head in range(num_heads):
             _row_into(source + token * token_stride + head * source_head_stride, source_kind, dim, row)
-            _write_row(
-                cache, address + block * block_stride + head * head_stride, slot - block * block_size,
-                scales + 4 * head if scales != 0 else 0, row, row + 4 * padded(dim),
-            )  # fmt: skip
+            start = block + head * get(cache, HEAD_STRIDE)
+            _write_row(cache, start, head, slot - index * block_size, row, row + 4 * padded(dim))
     keep(memory)
 
 
 @njit(cache=True, nogil=True)
 def write_blocks(
-    source: int, source_kind: int, row_stride: int, source_head_stride: int, cache: Any, blocks: int, sources: int,
+    source: int, source_kind: int, row_stride: int, source_head_stride: int, cache: int, blocks: int, sources: int,
     num_blocks: int, num_heads: int,
 ) -> None:  # fmt: skip
     """Quantize whole blocks: token t of block blocks[i] is row sources[i, t]."""
-    address, kind, block_stride, dim, block_size, scales_at, _, scales, head_stride = cache[:9]
+    dim, block_size, by_channel = get(cache, DIM), get(cache, BLOCK_SIZE), get(cache, KIND) == INT4_CHANNEL
     width = padded(dim)
     memory = np.empty((block_size + 3) * width, dtype=np.float32)
     rows = memory.ctypes.data
@@ -225,13 +240,13 @@ def write_blocks(
     for item in range(num_blocks * num_heads):
         i = item // num_heads
         head = item - i * num_heads
-        target = address + load_int64(blocks + 8 * i) * block_stride + head * head_stride
+        block = get(cache, ADDRESS) + load_int64(blocks + 8 * i) * get(cache, BLOCK_STRIDE)
+        block += head * get(cache, HEAD_STRIDE)
         for t in range(block_size):
             row = source + load_int64(sources + 8 * (i * block_size + t)) * row_stride + head * source_head_stride
             _row_into(row, source_kind, dim, rows + 4 * t * width)
-            if kind != INT4_CHANNEL:
-                static = scales + 4 * head if scales != 0 else 0
-                _write_row(cache, target, t, static, rows + 4 * t * width, buffer)
-        if kind == INT4_CHANNEL:
-            _quantize_channels(rows, dim, block_size, buffer, target, target + scales_at)
+            if not by_channel:
+                _write_row(cache, block, head, t, rows + 4 * t * width, buffer)
+        if by_channel:
+            _quantize_channels(rows, dim, block_size, buffer, block, block + get(cache, SCALES_AT))
     keep(memory)

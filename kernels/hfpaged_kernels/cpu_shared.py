@@ -12,14 +12,31 @@ The partial results: [num_kv_heads] states of vectors_of(num_seqs * group) vecto
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numba import njit, prange
 
-from hfpaged_kernels.cpu_bits import LANES, VECTOR, keep, load_int32, store_one
+from hfpaged_kernels.cpu_bits import LANES, VECTOR, keep, load_int32, padded, store_one
+from hfpaged_kernels.cpu_records import (
+    DIM,
+    GROUP,
+    HEAD_BYTES,
+    KV_HEADS,
+    LENGTHS,
+    NUM_SEQS,
+    QUERY,
+    QUERY_HEAD_STRIDE,
+    QUERY_KIND,
+    QUERY_STRIDE,
+    SINKS,
+    TABLE_STRIDE,
+    TABLES,
+    describe_head,
+    get,
+    keys_of,
+    values_of,
+)
 from hfpaged_kernels.cpu_rows import begin_rows, merge_rows, read_row, state_bytes, turn_queries, vectors_of
-from hfpaged_kernels.cpu_strips import DIM, KEYS, LENGTHS, STRIP, TABLES, VALUES, head_of, padded, strips_between
+from hfpaged_kernels.cpu_strips import STRIP, strips_between
 from hfpaged_kernels.cpu_tiles import attend_strips, strips_bytes
 
 # Measured, in units of one query row against one key: what decode pays for a sequence and key besides, what one
@@ -84,51 +101,54 @@ def take_over(state: int, prefix: int, seq: int, num_seqs: int, kv_heads: int, g
 
 
 @njit(nogil=True)
-def _share(share: int, shares: int, shared: int, prefix: int, partials: int, call: Any, scale: float,
+def _share(share: int, shares: int, shared: int, prefix: int, partials: int, call: int, scale: float,
            softcap: float) -> None:  # fmt: skip
     """One share of the line; a head that an earlier share began goes to `partials`, all others to `prefix`."""
-    query, query_kind, query_stride, query_head_stride = call[:KEYS]
-    keys, values = call[KEYS:VALUES], call[VALUES:TABLES]
-    tables, table_stride, lengths, _, sinks, _, num_seqs, kv_heads, group, _ = call[TABLES:]
-    key_dim = keys[DIM]
-    key_width, width = padded(key_dim), padded(values[DIM])
+    num_seqs, kv_heads, group, sinks = get(call, NUM_SEQS), get(call, KV_HEADS), get(call, GROUP), get(call, SINKS)
+    key_dim, width = get(keys_of(call), DIM), padded(get(values_of(call), DIM))
+    key_width = padded(key_dim)
     rows = num_seqs * group
     vectors, strips = vectors_of(rows), strips_between(0, shared)
-    floats = vectors * LANES * (key_dim + 1) + key_width + LANES
+    floats = vectors * LANES * (key_dim + 1) + key_width + LANES + 2 * HEAD_BYTES // 4
     memory = np.empty(floats + strips_bytes(key_width, width) // 4, dtype=np.float32)
     queries = (memory.ctypes.data + VECTOR - 1) // VECTOR * VECTOR
     strips_buffer = queries + vectors * VECTOR * key_dim
     positions = strips_buffer + strips_bytes(key_width, width)
-    buffer = positions + vectors * VECTOR
+    keys = positions + vectors * VECTOR
+    values = keys + HEAD_BYTES
+    buffer = values + HEAD_BYTES
     for row in range(vectors * LANES):
         store_one(positions + 4 * row, np.float32(shared - 1))
-    table = tables + _first_with_tokens(lengths, num_seqs) * table_stride
+    table = get(call, TABLES) + _first_with_tokens(get(call, LENGTHS), num_seqs) * get(call, TABLE_STRIDE)
 
     unit, end = kv_heads * strips * share // shares, kv_heads * strips * (share + 1) // shares
     while unit < end:
         kv_head = unit // strips
         begin = unit - kv_head * strips
         stop = min(strips, begin + end - unit)
+        head_stride = get(call, QUERY_HEAD_STRIDE)
         turn_queries(
-            query + kv_head * group * query_head_stride, query_kind, query_stride, query_head_stride, 0, rows, group,
-            key_dim, scale, buffer, queries,
+            get(call, QUERY) + kv_head * group * head_stride, get(call, QUERY_KIND), get(call, QUERY_STRIDE),
+            head_stride, 0, rows, group, key_dim, scale, buffer, queries,
         )  # fmt: skip
         size = _head_bytes(num_seqs, group, width)
         state = prefix + kv_head * size if begin == 0 else partials + share * size
         begin_rows(state, vectors, sinks + 4 * kv_head * group if sinks != 0 and begin == 0 else 0, 0, group, width)
+        describe_head(keys_of(call), kv_head, -1, shared, keys)
+        describe_head(values_of(call), kv_head, -1, shared, values)
         attend_strips(
-            queries, rows, positions, head_of(keys, kv_head, -1, shared), head_of(values, kv_head, -1, shared), table,
-            begin * STRIP, stop * STRIP, shared, 0, softcap, strips_buffer, state,
+            queries, rows, positions, keys, values, table, begin * STRIP, stop * STRIP, shared, 0, softcap,
+            strips_buffer, state,
         )  # fmt: skip
         unit += stop - begin
     keep(memory)
 
 
 @njit(cache=True, nogil=True, parallel=True)
-def attend_prefix(threads: int, shared: int, prefix: int, call: Any, scale: float, softcap: float) -> None:
+def attend_prefix(threads: int, shared: int, prefix: int, call: int, scale: float, softcap: float) -> None:
     """Attend for all rows over the first `shared` positions; `prefix` has room for prefix_floats(..) of float32."""
-    _, _, _, _, num_seqs, kv_heads, group, _ = call[LENGTHS:]
-    width = padded(call[VALUES + DIM])
+    num_seqs, kv_heads, group = get(call, NUM_SEQS), get(call, KV_HEADS), get(call, GROUP)
+    width = padded(get(values_of(call), DIM))
     size, strips = _head_bytes(num_seqs, group, width), strips_between(0, shared)
     units = kv_heads * strips
     shares = max(1, min(threads, units * vectors_of(num_seqs * group) // _VECTORS_WORTH_A_THREAD, units))

@@ -10,9 +10,11 @@ from typing import Any
 
 from numba import njit
 
-from hfpaged_kernels.cpu_bits import LANES, VECTOR, load, load_one
+from hfpaged_kernels.cpu_bits import LANES, VECTOR, load, load_one, padded
+from hfpaged_kernels.cpu_dequantizing import has_factors, scale_rows
+from hfpaged_kernels.cpu_records import DIM, get
 from hfpaged_kernels.cpu_rows import hide, limit, state_bytes, vectors_of, weigh_rows
-from hfpaged_kernels.cpu_strips import DIM, STRIP, has_factors, padded, prefetch_strip, read_strip, scale_rows
+from hfpaged_kernels.cpu_strips import STRIP, prefetch_strip, read_strip
 from hfpaged_kernels.cpu_tile_products import add_values, score_rows
 
 
@@ -23,20 +25,20 @@ def strips_bytes(key_width: int, width: int) -> int:
 
 
 @njit(nogil=True)
-def _read_half(head: Any, table: int, position: int, count: int, target: int, factors: int) -> int:
-    strip = read_strip(head, table, position, count, LANES, target, factors)
+def _read_half(head: int, table: int, position: int, count: int, target: int, factors: int) -> int:
+    strip = read_strip(head, table, position, count, target, factors)
     if has_factors(head):
-        scale_rows(strip, padded(head[DIM]), count, factors)
+        scale_rows(strip, padded(get(head, DIM)), count, factors)
     return strip
 
 
 @njit(forceinline=True)
-def _read(head: Any, table: int, position: int, count: int, buffer: int, factors: int) -> Any:
+def _read(head: int, table: int, position: int, count: int, buffer: int, factors: int) -> Any:
     """A strip of two times sixteen rows, and how much further the second sixteen lie than right behind the first.
 
     Sixteen at a time, as so many often lie in one block and need no copy.
     """
-    first, half = min(count, LANES), 4 * LANES * padded(head[DIM])
+    first, half = min(count, LANES), 4 * LANES * padded(get(head, DIM))
     a = _read_half(head, table, position, first, buffer, factors)
     b = _read_half(head, table, position + LANES, count - first, buffer + half, factors)
     return a, b - a - half
@@ -69,15 +71,16 @@ def _attend_strip(
 
 @njit(nogil=True)
 def attend_strips(
-    queries: int, rows: int, positions: int, keys: Any, values: Any, table: int, first: int, stop: int, end: int,
+    queries: int, rows: int, positions: int, keys: int, values: int, table: int, first: int, stop: int, end: int,
     window: int, softcap: float, buffer: int, state: int,
 ) -> None:  # fmt: skip
     """Fold the strips that begin at first .. stop, of a context that ends at `end`, into the state of the rows.
 
     queries: from `turn_queries`; positions[rows] float32, ascending: where each row is, which sees the keys up to
-    there (lanes behind the last row hold -1: they see nothing); keys, values: from `head_of`; buffer: strips_bytes.
+    there (lanes behind the last row hold -1: they see nothing); keys, values: from `describe_head`; buffer:
+    strips_bytes.
     """
-    key_dim, width = keys[DIM], padded(values[DIM])
+    key_dim, width = get(keys, DIM), padded(get(values, DIM))
     value_buffer = buffer + 4 * STRIP * padded(key_dim)
     scores = value_buffer + 4 * STRIP * width
     for position in range(first, stop, STRIP):

@@ -29,6 +29,7 @@ from hfpaged_kernels.cpu_calls import (
     can_quantize,
     can_read,
     dense,
+    record,
     rows_part,
 )
 from hfpaged_kernels.quantized import Cache, QuantizedCache, data_of
@@ -53,7 +54,8 @@ def _write(source: Tensor, cache: Cache, slots: Tensor) -> None:
     tokens, heads, dim = source.shape
     source, *source_part = rows_part(source)
     if isinstance(cache, QuantizedCache):
-        cpu_quantizing.write_tokens(*source_part, cache_part(cache), slots.data_ptr(), tokens, heads)
+        _held, own = record(*cache_part(cache))
+        cpu_quantizing.write_tokens(*source_part, own, slots.data_ptr(), tokens, heads)
         return
     block_stride, head_stride, row_stride = (stride * SIZES[cache.dtype] for stride in cache.stride()[:3])
     cpu_blocks.write_rows(
@@ -67,9 +69,8 @@ def write_blocks(rows: Tensor, cache: QuantizedCache, blocks: Tensor, sources: T
         return reference.write_blocks(rows, cache, blocks, sources)
     blocks, sources = dense(blocks, torch.int64), dense(sources, torch.int64)
     rows, *rows_call = rows_part(rows)
-    cpu_quantizing.write_blocks(
-        *rows_call, cache_part(cache), blocks.data_ptr(), sources.data_ptr(), len(blocks), rows.shape[1]
-    )
+    _held, own = record(*cache_part(cache))
+    cpu_quantizing.write_blocks(*rows_call, own, blocks.data_ptr(), sources.data_ptr(), len(blocks), rows.shape[1])
     return None
 
 
@@ -103,8 +104,9 @@ def gather(cache: Cache, block_tables: Tensor, lengths: Tensor, residuals: Tenso
     longest = int(lengths.max()) if len(lengths) else 0
     result = torch.empty((len(lengths), heads, longest, dim), dtype=cache.dtype)
     if isinstance(cache, QuantizedCache):
+        _held, own = record(*cache_part(cache))
         cpu_blocks.gather_quantized(
-            cache_part(cache), heads, tables.data_ptr(), tables.stride(0) * 4, lengths.data_ptr(),
+            own, heads, tables.data_ptr(), tables.stride(0) * 4, lengths.data_ptr(),
             address_of(residuals), len(lengths), result.data_ptr(), KINDS[cache.dtype], longest,
         )  # fmt: skip
         return result
@@ -135,31 +137,31 @@ def decode(
             query, key_cache, value_cache, block_tables, context_lengths,
             scale=scale, window=window, softcap=softcap, sinks=sinks, residuals=residuals,
         )  # fmt: skip
-    held = _held(block_tables, context_lengths, residuals, sinks)
+    tensors = _small_tensors(block_tables, context_lengths, residuals, sinks)
     query, *query_part = rows_part(query)
-    out = query.new_empty((*query.shape[:2], value_cache.shape[3]))
-    call = (
-        *query_part, *cache_part(key_cache), *cache_part(value_cache),
-        *_rest(held, out, len(query), key_cache.shape[1], window),
-    )  # fmt: skip
-    shared = shared_blocks * key_cache.shape[2] if window is None else 0
-    prefix = _prefix(shared, held[1], out.shape[2], call, scale, softcap or 0.0)
+    seqs, heads, _ = query.shape
+    _, kv_heads, block_size, value_dim = value_cache.shape
+    out = query.new_empty((seqs, heads, value_dim))
+    _held, call = record(
+        *query_part, *cache_part(key_cache), *cache_part(value_cache), *_rest(tensors, out, seqs, kv_heads, window)
+    )
+    shared, prefix = shared_blocks * block_size if window is None else 0, None
+    if cpu_shared.sharing_pays(seqs, kv_heads, heads // kv_heads, shared, torch.get_num_threads()):
+        prefix = _prefix(shared, tensors[1], out.shape, kv_heads, call, scale, softcap or 0.0)
     part = (0, 0) if prefix is None else (shared, prefix.data_ptr())
     cpu_threads.run(cpu_decode.decode, *part, call, scale, softcap or 0.0)
     return out
 
 
 def _prefix(
-    shared: int, lengths: Tensor, value_dim: int, call: tuple[int, ...], scale: float, softcap: float
+    shared: int, lengths: Tensor, shape: torch.Size, kv_heads: int, call: int, scale: float, softcap: float
 ) -> Tensor | None:
-    """Partial results of the first `shared` positions, read once for all sequences; None where that does not pay."""
-    seqs, kv_heads, group = call[-4:-1]
-    if not cpu_shared.sharing_pays(seqs, kv_heads, group, shared, torch.get_num_threads()):
-        return None
+    """Partial results of the first `shared` positions, read once for all sequences."""
+    seqs, heads, value_dim = shape
     # A sequence that ends within the shared part would read what is not its own.
     if not cpu_shared.all_go_beyond(lengths.data_ptr(), seqs, shared):
         return None
-    prefix = torch.empty(cpu_shared.prefix_floats(seqs, kv_heads, group, value_dim), dtype=torch.float32)
+    prefix = torch.empty(cpu_shared.prefix_floats(seqs, kv_heads, heads // kv_heads, value_dim), dtype=torch.float32)
     cpu_threads.run(cpu_shared.attend_prefix, shared, prefix.data_ptr(), call, scale, softcap)
     return prefix
 
@@ -190,13 +192,13 @@ def prefill(
             query, key_cache, value_cache, block_tables, context_lengths, query_starts, query_lengths,
             scale=scale, gather=gather,
         )  # fmt: skip
-    held = _held(block_tables, context_lengths, residuals, sinks)
+    tensors = _small_tensors(block_tables, context_lengths, residuals, sinks)
     starts, lengths = dense(query_starts, torch.int32), dense(query_lengths, torch.int32)
     query, *query_part = rows_part(query)
     out = query.new_empty((*query.shape[:2], value_cache.shape[3]))
-    call = (
+    _held, call = record(
         *query_part, *cache_part(key_cache), *cache_part(value_cache),
-        *_rest(held, out, len(lengths), key_cache.shape[1], window),
+        *_rest(tensors, out, len(lengths), key_cache.shape[1], window),
         starts.data_ptr(), lengths.data_ptr(), len(query),
     )  # fmt: skip
     cpu_threads.run(cpu_prefill.prefill, call, scale, softcap or 0.0)
@@ -207,7 +209,7 @@ def _can_attend(query: Tensor, key_cache: Cache, value_cache: Cache) -> bool:
     return query.dtype in KINDS and can_read(key_cache) and can_read(value_cache)
 
 
-def _held(tables: Tensor, lengths: Tensor, residuals: Tensor | None, sinks: Tensor | None) -> tuple[Any, ...]:
+def _small_tensors(tables: Tensor, lengths: Tensor, residuals: Tensor | None, sinks: Tensor | None) -> tuple[Any, ...]:
     """The smaller tensors of a call as the compiled functions want them; the caller holds them as long as it runs."""
     return (
         dense(tables, torch.int32), dense(lengths, torch.int32),
@@ -216,9 +218,9 @@ def _held(tables: Tensor, lengths: Tensor, residuals: Tensor | None, sinks: Tens
     )  # fmt: skip
 
 
-def _rest(held: tuple[Any, ...], out: Tensor, num_seqs: int, kv_heads: int, window: int | None) -> tuple[int, ...]:
+def _rest(tensors: tuple[Any, ...], out: Tensor, num_seqs: int, kv_heads: int, window: int | None) -> tuple[int, ...]:
     """What follows the caches in a call."""
-    tables, lengths, residuals, sinks = held
+    tables, lengths, residuals, sinks = tensors
     return (
         tables.data_ptr(), tables.stride(0) * 4, lengths.data_ptr(), address_of(residuals), address_of(sinks),
         out.data_ptr(), num_seqs, kv_heads, out.shape[1] // kv_heads, window or 0,
