@@ -23,7 +23,8 @@ _CODES = {torch.int8: INT8, torch.float8_e4m3fn: E4M3, torch.float8_e5m2: E5M2, 
 def can_read(cache: Cache) -> bool:
     """Whether the compiled functions can address the rows of a cache, in a dtype that they know."""
     if not isinstance(cache, QuantizedCache):
-        return cache.dtype in KINDS and cache.stride(3) == 1 and cache.stride(2) == cache.shape[3]
+        _, _, row_stride, step = cache.stride()
+        return cache.dtype in KINDS and step == 1 and row_stride == cache.shape[3]
     residual = cache.residual
     return can_quantize(cache) and (residual is None or (residual.dtype in KINDS and _heads_are_dense(residual)))
 
@@ -46,8 +47,10 @@ def cache_part(cache: Cache) -> tuple[int, ...]:
     if not isinstance(cache, QuantizedCache):
         size = SIZES[cache.dtype]
         block, head, _, _ = cache.stride()
-        where = (cache.data_ptr(), KINDS[cache.dtype], block * size, cache.shape[3], cache.shape[2])
-        return (*where, 0, 1, 0, head * size, 0, 0, 0, FLOAT32)
+        _, _, block_size, dim = cache.shape
+        return (
+            cache.data_ptr(), KINDS[cache.dtype], block * size, dim, block_size, 0, 1, 0, head * size, 0, 0, 0, FLOAT32,
+        )  # fmt: skip
     block, head, _ = cache.data.stride()
     encoding, dim, block_size = cache.encoding, cache.dim, cache.block_size
     scales = 0 if cache.scales is None or encoding.scales != "head" else cache.scales.data_ptr()
@@ -68,10 +71,12 @@ def rows_part(rows: Tensor) -> tuple[Tensor, int, int, int, int]:
     """Rows [tokens, heads, dim] (a view is copied only if its elements are not dense), and their address, kind and
     strides.
     """
-    if rows.stride(2) != 1:
+    token_stride, head_stride, step = rows.stride()
+    if step != 1:
         rows = rows.contiguous()
+        token_stride, head_stride, _ = rows.stride()
     size = SIZES[rows.dtype]
-    return rows, rows.data_ptr(), KINDS[rows.dtype], rows.stride(0) * size, rows.stride(1) * size
+    return rows, rows.data_ptr(), KINDS[rows.dtype], token_stride * size, head_stride * size
 
 
 def dense(tensor: Tensor, dtype: torch.dtype) -> Tensor:

@@ -21,6 +21,7 @@ from numba import njit, prange
 from hfpaged_kernels.cpu_bits import (
     FLOAT32,
     LANES,
+    VECTOR,
     clear_bytes,
     convert,
     copy_bytes,
@@ -144,16 +145,20 @@ def _read_queries(call: int, seq: int, heads: int, rows: int) -> None:
 
 @njit(nogil=True)
 def _attend(
-    seq: int, begin: int, stop: int, first: int, prefix: int, call: int, scale: float, softcap: float, memory: int
-) -> None:
-    """Strips begin .. stop of one sequence, the first of which is at `first`, into a new state (at `memory`)."""
+    seq: int, begin: int, stop: int, first: int, prefix: int, call: int, scale: float, softcap: float, memory: int,
+    state: int,
+) -> None:  # fmt: skip
+    """Strips begin .. stop of one sequence, the first of which is at `first`, into a new state.
+
+    `memory` has room for a strip, for weights and factors of its rows, for the queries and the records of all heads;
+    each begins at a cache line.
+    """
     kv_heads, group = get(call, KV_HEADS), get(call, GROUP)
     keys, values = keys_of(call), values_of(call)
     heads, key_width, width = kv_heads * group, padded(get(keys, DIM)), padded(get(values, DIM))
-    state, rows = memory, memory + 4 * heads * (2 + width)
-    buffer = rows + 4 * heads * key_width
-    weights = buffer + 4 * LANES * max(key_width, width)
-    records = weights + 4 * (group * STRIP + LANES)
+    weights = memory + 4 * LANES * max(key_width, width)
+    rows = weights + 4 * (group * STRIP + LANES)
+    records = rows + 4 * heads * key_width
     length, table = load_int32(get(call, LENGTHS) + 4 * seq), get(call, TABLES) + seq * get(call, TABLE_STRIDE)
     for kv_head in range(kv_heads):
         record = records + 2 * HEAD_BYTES * kv_head
@@ -171,7 +176,7 @@ def _attend(
             record = records + 2 * HEAD_BYTES * kv_head
             _prefetch_next(record, kv_head, kv_heads, table, position, length)
             _attend_strip(
-                rows, record, record + HEAD_BYTES, table, position, count, group, heads, kv_head * group, buffer,
+                rows, record, record + HEAD_BYTES, table, position, count, group, heads, kv_head * group, memory,
                 weights, state, scale, softcap,
             )  # fmt: skip
 
@@ -187,9 +192,10 @@ def _share(share: int, shares: int, starts: Any, partials: int, owners: Any, sha
     num_seqs, kv_heads, group, kind = get(call, NUM_SEQS), get(call, KV_HEADS), get(call, GROUP), get(call, QUERY_KIND)
     heads, width = kv_heads * group, padded(value_dim)
     state_bytes = 4 * heads * (2 + width)
-    floats = heads * (key_width + 2 + width) + LANES * max(key_width, width) + group * STRIP + 2 * LANES
-    memory = np.zeros(floats + 2 * kv_heads * HEAD_BYTES // 4, dtype=np.float32)
-    state = (memory.ctypes.data + 63) // 64 * 64
+    floats = LANES * (max(key_width, width) + 1) + group * STRIP + heads * key_width + 2 * kv_heads * HEAD_BYTES // 4
+    memory = np.zeros(floats + state_bytes // 4 + LANES, dtype=np.float32)
+    buffer = (memory.ctypes.data + VECTOR - 1) // VECTOR * VECTOR
+    state = buffer + 4 * floats
     unit, end = starts[num_seqs] * share // shares, starts[num_seqs] * (share + 1) // shares
     seq = 0
     while unit < end:
@@ -200,7 +206,7 @@ def _share(share: int, shares: int, starts: Any, partials: int, owners: Any, sha
         strips = strips_between(first, length)
         begin = unit - starts[seq]
         stop = min(strips, begin + end - unit)
-        _attend(seq, begin, stop, first, prefix, call, scale, softcap, state)
+        _attend(seq, begin, stop, first, prefix, call, scale, softcap, buffer, state)
         if begin == 0 and stop == strips:
             finish(state, heads, width, get(call, OUT) + seq * heads * value_dim * size_of(kind), kind, value_dim)
         else:

@@ -20,7 +20,9 @@ ADDRESS, KIND, BLOCK_STRIDE, DIM, BLOCK_SIZE, SCALES_AT, GROUPS, STATIC = range(
 HEAD_STRIDE, RESIDUAL, RESIDUAL_STRIDE, RESIDUAL_ROW, RESIDUAL_KIND = range(8, 13)
 # Of a head: the first position that lies in the residual, and where that is.
 OPEN_FROM, OPEN, OPEN_ROW, OPEN_KIND = range(8, 12)
-CACHE = HEAD = 13
+CACHE = 13
+# Two cache lines.
+HEAD = 16
 HEAD_BYTES = 8 * HEAD
 
 # Of a call.

@@ -57,10 +57,11 @@ def _write(source: Tensor, cache: Cache, slots: Tensor) -> None:
         _held, own = record(*cache_part(cache))
         cpu_quantizing.write_tokens(*source_part, own, slots.data_ptr(), tokens, heads)
         return
-    block_stride, head_stride, row_stride = (stride * SIZES[cache.dtype] for stride in cache.stride()[:3])
+    size = SIZES[cache.dtype]
+    block_stride, head_stride, row_stride, _ = cache.stride()
     cpu_blocks.write_rows(
-        *source_part, cache.data_ptr(), KINDS[cache.dtype], block_stride, head_stride, row_stride,
-        slots.data_ptr(), tokens, heads, dim, cache.shape[2],
+        *source_part, cache.data_ptr(), KINDS[cache.dtype], block_stride * size, head_stride * size,
+        row_stride * size, slots.data_ptr(), tokens, heads, dim, cache.shape[2],
     )  # fmt: skip
 
 
