@@ -15,7 +15,7 @@ from hfpaged_kernels.cpu_bits import (
     HALVES,
     INTS,
     LANES,
-    SHORTS,
+    SHORT,
     clear_bytes,
     constant,
     copy_bytes,
@@ -25,6 +25,7 @@ from hfpaged_kernels.cpu_bits import (
     scratch,
     shuffle,
     store,
+    write,
 )
 
 INT8, E4M3, E5M2, INT4, INT4_CHANNEL = 3, 4, 5, 6, 7
@@ -33,7 +34,6 @@ E4M3_UNIT = 256.0
 
 _BYTE = ir.IntType(8)
 _BYTES, _EIGHT = ir.VectorType(_BYTE, LANES), ir.VectorType(_BYTE, LANES // 2)
-_EIGHT_SHORTS = ir.VectorType(ir.IntType(16), LANES // 2)
 # Added to a float32 below 2 to the 22, it rounds to whole numbers, to even in the middle, and leaves them in the low
 # bits.
 _ROUNDING = 12582912.0
@@ -64,31 +64,87 @@ def load_bytes(builder: Any, address: Any) -> Any:
     return builder.uitofp(builder.zext(builder.load(pointer(builder, address, _BYTES), align=1), INTS), FLOATS)
 
 
+def _halves(builder: Any, bits: Any, start: int) -> Any:
+    """Sixteen from `start` on, of float16 in a wider vector of their bits, as float32."""
+    own = shuffle(builder, bits, bits, list(range(start, start + LANES)))
+    return builder.fpext(builder.bitcast(own, HALVES), FLOATS)
+
+
+def _e4m3_bits(builder: Any, codes: Any, count: int) -> Any:
+    """float16 with the sign, the mantissa and four of five bits of the exponent; 0x7F and 0xFF, where a carry runs
+    through all of them, become NaNs.
+    """
+    wide = ir.VectorType(SHORT, count)
+
+    def every(value: int) -> Any:
+        return ir.Constant(wide, [value] * count)
+
+    bits = builder.and_(builder.shl(builder.sext(codes, wide), every(7)), every(0xBFFF))
+    carry = builder.and_(builder.add(bits, every(0x80)), every(0x4000))
+    return builder.or_(bits, carry)
+
+
+def _e5m2_bits(builder: Any, codes: Any, count: int) -> Any:
+    """The codes are the upper bytes of float16."""
+    wide = ir.VectorType(SHORT, count)
+    return builder.shl(builder.zext(codes, wide), ir.Constant(wide, [8] * count))
+
+
+def _nibbles(builder: Any, pairs: Any, count: int) -> Any:
+    """Of so many bytes, the low half and the high half of each, as bytes."""
+    wide = ir.VectorType(SHORT, count)
+    pairs = builder.zext(pairs, wide)
+    apart = builder.or_(pairs, builder.shl(pairs, ir.Constant(wide, [4] * count)))
+    return builder.and_(builder.bitcast(apart, ir.VectorType(_BYTE, 2 * count)), _eights(15, 2 * count))
+
+
+def _whole(builder: Any, codes: Any, start: int) -> Any:
+    """Sixteen from `start` on, of bytes, as float32."""
+    own = shuffle(builder, codes, codes, list(range(start, start + LANES)))
+    return builder.uitofp(builder.zext(own, INTS), FLOATS)
+
+
+def _bytes_at(builder: Any, address: Any, count: int) -> Any:
+    return builder.load(pointer(builder, address, ir.VectorType(_BYTE, count)), align=1)
+
+
 @emitter(lanes, types.int64)
 def _load_e4m3(builder: Any, address: Any) -> Any:
-    """The bits are those of a float16 (sign, four of its five bits of exponent, mantissa) but for the NaNs."""
-    codes = builder.load(pointer(builder, address, _BYTES), align=1)
-    bits = builder.and_(builder.shl(builder.sext(codes, SHORTS), constant(SHORTS, 7)), constant(SHORTS, 0xBFFF))
-    is_nan = builder.icmp_unsigned("==", builder.and_(codes, _eights(0x7F)), _eights(0x7F))
-    bits = builder.select(is_nan, constant(SHORTS, 0x7E00), bits)
-    return builder.fpext(builder.bitcast(bits, HALVES), FLOATS)
+    return _halves(builder, _e4m3_bits(builder, _bytes_at(builder, address, LANES), LANES), 0)
 
 
 @emitter(lanes, types.int64)
 def _load_e5m2(builder: Any, address: Any) -> Any:
-    """The upper byte of a float16."""
-    codes = builder.zext(builder.load(pointer(builder, address, _BYTES), align=1), SHORTS)
-    return builder.fpext(builder.bitcast(builder.shl(codes, constant(SHORTS, 8)), HALVES), FLOATS)
+    return _halves(builder, _e5m2_bits(builder, _bytes_at(builder, address, LANES), LANES), 0)
 
 
 @emitter(lanes, types.int64)
 def _load_int4(builder: Any, address: Any) -> Any:
-    """Eight bytes: the low half of each, then its high half."""
-    pairs = builder.zext(builder.load(pointer(builder, address, _EIGHT), align=1), _EIGHT_SHORTS)
-    fours = ir.Constant(_EIGHT_SHORTS, [4] * (LANES // 2))
-    apart = builder.bitcast(builder.or_(pairs, builder.shl(pairs, fours)), _BYTES)
-    codes = builder.and_(apart, _eights(15))
-    return builder.uitofp(builder.zext(codes, INTS), FLOATS)
+    return _whole(builder, _nibbles(builder, _bytes_at(builder, address, LANES // 2), LANES // 2), 0)
+
+
+def _read_halves_of(bits_of: Any) -> Any:
+    """Twice sixteen at once, so that what comes before float32 fills a vector."""
+
+    @emitter(types.void, types.int64, types.int64)
+    def read(builder: Any, source: Any, target: Any) -> None:
+        bits = bits_of(builder, _bytes_at(builder, source, 2 * LANES), 2 * LANES)
+        for part in (0, LANES):
+            write(builder, builder.add(target, ir.Constant(ir.IntType(64), 4 * part)), _halves(builder, bits, part))
+
+    return read
+
+
+_read_two_e4m3, _read_two_e5m2 = _read_halves_of(_e4m3_bits), _read_halves_of(_e5m2_bits)
+
+
+@emitter(types.void, types.int64, types.int64, lanes, lanes, lanes, lanes)
+def read_two_int4(builder: Any, source: Any, target: Any, scale: Any, low: Any, next_scale: Any, next_low: Any) -> None:
+    """Twice sixteen of four bits, times their scales, plus their lows."""
+    codes = _nibbles(builder, _bytes_at(builder, source, LANES), LANES)
+    for part, own, lowest in ((0, scale, low), (LANES, next_scale, next_low)):
+        value = builder.fadd(builder.fmul(_whole(builder, codes, part), own), lowest)
+        write(builder, builder.add(target, ir.Constant(ir.IntType(64), 4 * part)), value)
 
 
 @njit(forceinline=True)
@@ -113,19 +169,20 @@ def load_last_codes(address: int, kind: int, count: int) -> Any:
 
 @njit(nogil=True)
 def read_codes(source: int, kind: int, target: int, count: int) -> None:
-    """`count` codes, whole lanes' worth, as float32."""
+    """`count` codes of eight bits, whole lanes' worth, as float32."""
     if kind == INT8:
         for i in range(0, count, LANES):
             store(target + 4 * i, _load_int8(source + i))
-    elif kind == E4M3:
-        for i in range(0, count, LANES):
-            store(target + 4 * i, _load_e4m3(source + i))
-    elif kind == E5M2:
-        for i in range(0, count, LANES):
-            store(target + 4 * i, _load_e5m2(source + i))
+        return
+    pairs = count // (2 * LANES) * (2 * LANES)
+    if kind == E4M3:
+        for i in range(0, pairs, 2 * LANES):
+            _read_two_e4m3(source + i, target + 4 * i)
     else:
-        for i in range(0, count, LANES):
-            store(target + 4 * i, _load_int4(source + i // 2))
+        for i in range(0, pairs, 2 * LANES):
+            _read_two_e5m2(source + i, target + 4 * i)
+    if pairs < count:
+        store(target + 4 * pairs, load_codes(source + pairs, kind))
 
 
 @emitter(types.void, types.int64, lanes)

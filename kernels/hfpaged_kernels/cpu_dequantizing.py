@@ -35,6 +35,7 @@ from hfpaged_kernels.cpu_codes import (
     load_codes,
     load_last_codes,
     read_codes,
+    read_two_int4,
 )
 from hfpaged_kernels.cpu_math import add, multiply, splat
 from hfpaged_kernels.cpu_records import DIM, GROUPS, KIND, SCALES_AT, STATIC, get
@@ -86,14 +87,13 @@ def _read_rows(block: int, kind: int, dim: int, offset: int, run: int, target: i
 @njit(nogil=True)
 def _read_factors(scales: int, kind: int, static: int, offset: int, run: int, factors: int) -> None:
     unit = E4M3_UNIT if kind == E4M3 else 1.0
-    if static != 0:
-        for row in range(run):
-            store_one(factors + 4 * row, load_one(static) * unit)
-    elif run == LANES:
-        store(factors, multiply(load_bfloat16(scales + 2 * offset), splat(unit)))
-    else:
-        for row in range(run):
-            store_one(factors + 4 * row, load_one_bfloat16(scales + 2 * (offset + row)) * unit)
+    if run == LANES:
+        own = splat(load_one(static)) if static != 0 else load_bfloat16(scales + 2 * offset)
+        store(factors, multiply(own, splat(unit)))
+        return
+    for row in range(run):
+        scale = load_one(static) if static != 0 else load_one_bfloat16(scales + 2 * (offset + row))
+        store_one(factors + 4 * row, scale * unit)
 
 
 @njit(forceinline=True)
@@ -113,9 +113,22 @@ def _read_groups(block: int, scales: int, dim: int, groups: int, offset: int, ru
         for group in range(groups):
             pair = scales + 4 * ((offset + row) * groups + group)
             scale, low = splat(load_one_bfloat16(pair)), splat(load_one_bfloat16(pair + 2))
-            for column in range(group * each, (group + 1) * each, LANES):
+            column, end = group * each, (group + 1) * each
+            while column + 2 * LANES <= min(end, dim):
+                read_two_int4(codes + code_bytes(INT4, column), at + 4 * column, scale, low, scale, low)
+                column += 2 * LANES
+            while column < end:
                 store(at + 4 * column, add(multiply(_codes_at(codes, column, dim), scale), low))
-        clear_bytes(at + 4 * dim, 4 * (width - dim))
+                column += LANES
+    _clear_padding(target, dim, run)
+
+
+@njit(nogil=True)
+def _clear_padding(rows: int, dim: int, run: int) -> None:
+    width = padded(dim)
+    if width > dim:
+        for row in range(run):
+            clear_bytes(rows + 4 * (row * width + dim), 4 * (width - dim))
 
 
 @njit(forceinline=True)
@@ -127,19 +140,33 @@ def _bytes_at(source: int, column: int, dim: int) -> Any:
     return load_bytes(buffer)
 
 
+@njit(forceinline=True)
+def _steps_of(scales: int, dim: int) -> Any:
+    """Step of the scales, lowest low, step of the lows, of the channels of a block."""
+    steps = scales + 2 * dim
+    return splat(load_one_bfloat16(steps)), splat(load_one_bfloat16(steps + 2)), splat(load_one_bfloat16(steps + 4))
+
+
 @njit(nogil=True)
 def _read_channels(block: int, scales: int, dim: int, offset: int, run: int, target: int) -> None:
     """Four bits, with a scale and a lowest value for each channel of the block."""
     width, row_bytes = padded(dim), code_bytes(INT4, dim)
-    steps = scales + 2 * dim
-    scale_step, base = splat(load_one_bfloat16(steps)), splat(load_one_bfloat16(steps + 2))
-    low_step = splat(load_one_bfloat16(steps + 4))
-    for column in range(0, width, LANES):
-        scale = multiply(_bytes_at(scales, column, dim), scale_step)
-        low = add(multiply(_bytes_at(scales + dim, column, dim), low_step), base)
+    scale_step, base, low_step = _steps_of(scales, dim)
+    column = 0
+    while column + 2 * LANES <= dim:
+        a = multiply(load_bytes(scales + column), scale_step)
+        b = add(multiply(load_bytes(scales + dim + column), low_step), base)
+        c = multiply(load_bytes(scales + column + LANES), scale_step)
+        d = add(multiply(load_bytes(scales + dim + column + LANES), low_step), base)
+        source = block + offset * row_bytes + code_bytes(INT4, column)
+        for row in range(run):
+            read_two_int4(source + row * row_bytes, target + 4 * (row * width + column), a, b, c, d)
+        column += 2 * LANES
+    while column < width:
+        a = multiply(_bytes_at(scales, column, dim), scale_step)
+        b = add(multiply(_bytes_at(scales + dim, column, dim), low_step), base)
         for row in range(run):
             codes = _codes_at(block + (offset + row) * row_bytes, column, dim)
-            store(target + 4 * (row * width + column), add(multiply(codes, scale), low))
-    if width > dim:
-        for row in range(run):
-            clear_bytes(target + 4 * (row * width + dim), 4 * (width - dim))
+            store(target + 4 * (row * width + column), add(multiply(codes, a), b))
+        column += LANES
+    _clear_padding(target, dim, run)
