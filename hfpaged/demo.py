@@ -18,6 +18,7 @@ import hfpaged
 from hfpaged import demo_model
 from hfpaged.compat import cache_argument
 from hfpaged.errors import InvalidConfigError
+from hfpaged.kv_format import FORMATS, KVFormat, resolve_format
 from hfpaged.measure import KVBytes, alternate, dynamic_kv_bytes
 
 PROMPTS = (
@@ -47,19 +48,24 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--model", help="folder or hub id (default: SmolLM2-135M-Instruct from PyPI)")
     parser.add_argument("--max-new-tokens", type=int, default=64, metavar="N", help="default: 64")
     parser.add_argument("--dtype", choices=DTYPES, default="float32", help="default: float32")
+    parser.add_argument(
+        "--kv-dtype", default="auto", metavar="FORMAT",
+        help="what PagedCache stores: int8, fp8_e4m3, fp8_e5m2, k8v4, int4, or auto, what the model computes (default)",
+    )  # fmt: skip
     parser.add_argument("--device", default="cpu", help="where torch runs the model (default: cpu)")
     parser.add_argument("--prompts", nargs="+", default=PROMPTS, metavar="TEXT", help="questions, one batch")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print answers and comparison; 1 if the two did not generate the same tokens."""
+    """Print answers and comparison; 1 if the two did not generate the same tokens and nothing was quantized."""
+    kv_format = resolve_format(args.kv_dtype)
     if args.max_new_tokens < 1:
         raise InvalidConfigError(f"--max-new-tokens {args.max_new_tokens} generates nothing; use 1 or more")
     model, tokenizer = demo_model.load(args.model, args.dtype, args.device)
     inputs = chat_inputs(tokenizer, args.prompts).to(args.device)
     runs: dict[str, Callable[[], Outcome]] = {
         PLAIN: partial(generate_plain, model, inputs, args.max_new_tokens),
-        PAGED: partial(generate_paged, model, inputs, args.max_new_tokens),
+        PAGED: partial(generate_paged, model, inputs, args.max_new_tokens, kv_format),
     }
     outcomes = {name: once() for name, once in runs.items()}  # also the warm-up: kernels compile here
     console = Console()
@@ -67,6 +73,9 @@ def run(args: argparse.Namespace) -> int:
     seconds = {name: statistics.median(times) for name, times in alternate(runs, REPEATS, warmup=0).items()}
     setting = f"{args.dtype} on {args.device}, batch of {len(args.prompts)}, median of {REPEATS}"
     console.print(comparison(outcomes, seconds, setting))
+    if kv_format.is_quantized:
+        console.print(quantized_verdict(outcomes, kv_format.name), highlight=False)
+        return 0
     console.print(verdict(outcomes, seconds), highlight=False)
     return 0 if outcomes[PLAIN].rows == outcomes[PAGED].rows else 1
 
@@ -89,9 +98,11 @@ def generate_plain(model: PreTrainedModel, inputs: Any, max_new_tokens: int) -> 
     return Outcome(rows, dynamic_kv_bytes(cache, padding), "none")
 
 
-def generate_paged(model: PreTrainedModel, inputs: Any, max_new_tokens: int) -> Outcome:
+def generate_paged(
+    model: PreTrainedModel, inputs: Any, max_new_tokens: int, kv_format: KVFormat = FORMATS["auto"]
+) -> Outcome:
     """The same with PagedCache; the model's own attention is back afterwards."""
-    cache = hfpaged.PagedCache(model)
+    cache = hfpaged.PagedCache(model, kv_dtype=kv_format)
     try:
         rows = _generate(model, inputs, max_new_tokens, cache)
         stats = cache.stats()
@@ -147,6 +158,17 @@ def verdict(outcomes: dict[str, Outcome], seconds: dict[str, float]) -> str:
     return (
         f"Same tokens as plain transformers, at {speed:.2f} times its speed, "
         f"with {memory:.2f} times its KV memory reserved."
+    )
+
+
+def quantized_verdict(outcomes: dict[str, Outcome], name: str) -> str:
+    """One sentence, without a ratio: a few other tokens are what quantizing costs, and only quality can weigh them."""
+    plain, paged = outcomes[PLAIN], outcomes[PAGED]
+    same = sum(a == b for a, b in zip(plain.rows, paged.rows, strict=True))
+    return (
+        f"With keys and values as {name}, {same} of {len(plain.rows)} rows have the same tokens as plain transformers, "
+        f"in {_megabytes(paged.kv_bytes.live)} of KV memory for {_megabytes(plain.kv_bytes.live)}; "
+        f"`hfpaged quality --kv {name}` tells what that costs."
     )
 
 

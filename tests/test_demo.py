@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 
 from hfpaged import cli, demo
+from hfpaged.kv_format import FORMATS
 from hfpaged.measure import KVBytes
 
 OUTCOME = demo.Outcome([[1, 2], [3, 4]], KVBytes(8_000_000, 10_000_000), "3 of 9")
@@ -23,6 +24,19 @@ def test_different_tokens_earn_none():
     assert text == "The tokens differ in 1 of 2 rows, so speed and memory are not compared."
 
 
+def test_a_quantized_cache_earns_no_ratio_and_is_sent_to_the_judge():
+    other = dataclasses.replace(OUTCOME, rows=[[1, 2], [3, 5]], kv_bytes=KVBytes(2_000_000, 3_000_000))
+    assert demo.quantized_verdict({demo.PLAIN: OUTCOME, demo.PAGED: other}, "int8") == (
+        "With keys and values as int8, 1 of 2 rows have the same tokens as plain transformers, in 2.00 MB of KV memory "
+        "for 8.00 MB; `hfpaged quality --kv int8` tells what that costs."
+    )
+
+
+def test_an_unknown_format_is_refused_before_the_model_is_loaded(capsys):
+    assert cli.main(["demo", "--kv-dtype", "int3"]) == 2
+    assert "kv_dtype='int3' is not known" in capsys.readouterr().err
+
+
 def test_nothing_to_generate_is_refused_before_the_model_is_loaded(capsys):
     assert cli.main(["demo", "--max-new-tokens", "0"]) == 2
     assert "--max-new-tokens 0 generates nothing" in capsys.readouterr().err
@@ -36,6 +50,14 @@ def test_both_caches_give_the_same_answers_and_what_the_chats_have_in_common_is_
     assert plain.rows == paged.rows
     assert plain.kv_bytes.live * 3 // 4 < paged.kv_bytes.live < plain.kv_bytes.live
     assert model.config._attn_implementation == "sdpa"
+
+
+@pytest.mark.demo_model
+def test_a_quantized_cache_takes_less_than_a_third_of_the_bytes(demo_batch):
+    model, inputs = demo_batch
+    native, quantized = (demo.generate_paged(model, inputs, 4, FORMATS[name]) for name in ("auto", "int8"))
+    assert quantized.blocks == native.blocks
+    assert quantized.kv_bytes.live < native.kv_bytes.live * 0.27
 
 
 @pytest.fixture
