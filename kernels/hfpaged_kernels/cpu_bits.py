@@ -1,5 +1,7 @@
 """Sixteen float32 lanes as a numba type, and how the three native cache dtypes are read into it and written from it.
 
+A function that is forced inline must call none that is large: numba compiles what it calls with the same flag.
+
 Memory is addressed by plain integers, so that a kernel is compiled once and not once per dtype and layout.
 LLVM splits the sixteen lanes into whatever registers the CPU has. Nothing here uses fast-math beyond the fusing
 of a product and a sum: minus infinity and NaN behave as in torch.

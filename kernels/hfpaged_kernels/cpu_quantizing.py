@@ -54,7 +54,7 @@ from hfpaged_kernels.cpu_rounding import (
 )
 
 
-@njit(forceinline=True)
+@njit(nogil=True)
 def _row_into(source: int, kind: int, dim: int, target: int) -> None:
     convert(source, kind, target, FLOAT32, dim)
     for column in range(dim, padded(dim)):

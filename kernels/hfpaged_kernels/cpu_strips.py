@@ -72,7 +72,7 @@ def _read_padded(source: int, kind: int, stride: int, dim: int, rows: int, targe
         clear_bytes(start + 4 * dim, 4 * (width - dim))
 
 
-@njit(forceinline=True)
+@njit(nogil=True)
 def read_strip(head: int, table: int, position: int, rows: int, target: int, factors: int) -> int:
     """Rows position .. position + rows of one head, as [16, padded(dim)] float32.
 

@@ -32,7 +32,7 @@ def _read_half(head: int, table: int, position: int, count: int, target: int, fa
     return strip
 
 
-@njit(forceinline=True)
+@njit(nogil=True)
 def _read(head: int, table: int, position: int, count: int, buffer: int, factors: int) -> Any:
     """A strip of two times sixteen rows, and how much further the second sixteen lie than right behind the first.
 

@@ -13,8 +13,10 @@ cases = runpy.run_path(str(Path(__file__).parent / "cpu_cases.py"))
 Quantized, assert_equal_enough = cases["Quantized"], cases["assert_equal_enough"]
 ENCODINGS, MIXTURES = cases["ENCODINGS"], cases["MIXTURES"]
 QUERY_LENGTHS = (1, 0, 15, 4, 17, 1, 0, 33, 50)
-# Even dims, as two codes of four bits share a byte.
+# Even dims, as two codes of four bits share a byte. One shape meets all variants, all shapes meet one.
 SHAPES = [name for name in cases["SHAPES"] if name != "odd 5"]
+SHAPES_AND_VARIANTS = [("gqa 64", variant) for variant in cases["VARIANTS"]]
+SHAPES_AND_VARIANTS += [(shape, "all") for shape in SHAPES if shape != "gqa 64"]
 
 
 @pytest.fixture(autouse=True)
@@ -67,21 +69,18 @@ def test_decode_equals_plain_torch_for_every_encoding_and_block_size(mixture, bl
         judged(never_plain_torch, "decode", paged_of(mixture, block_size=block_size, open_seqs=open_seqs), "plain")
 
 
-@pytest.mark.parametrize("variant", cases["VARIANTS"])
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("shape", "variant"), SHAPES_AND_VARIANTS)
 @pytest.mark.parametrize("mixture", MIXTURES)
 def test_decode_equals_plain_torch_for_every_shape_and_variant(mixture, shape, variant, never_plain_torch):
     paged = paged_of(mixture, shape, open_seqs=(0, 2, 4, 5, 8), lengths=(1, 0, 15, 16, 33, 130, 40, 17, 64))
     judged(never_plain_torch, "decode", paged, variant)
 
 
-@pytest.mark.parametrize("variant", cases["VARIANTS"])
-@pytest.mark.parametrize("shape", ["gqa 64", "odd 20", "mla-like 192/128"])
+@pytest.mark.parametrize(("shape", "variant"), SHAPES_AND_VARIANTS)
 @pytest.mark.parametrize("mixture", MIXTURES)
 def test_prefill_equals_plain_torch(mixture, shape, variant, never_plain_torch):
-    for block_size in (16, 8):
-        paged = paged_of(mixture, shape, block_size, open_seqs=(0, 2, 4, 8))
-        judged(never_plain_torch, "prefill", paged, variant, *ragged(QUERY_LENGTHS))
+    paged = paged_of(mixture, shape, 8 if shape == "odd 20" else 16, open_seqs=(0, 2, 4, 8))
+    judged(never_plain_torch, "prefill", paged, variant, *ragged(QUERY_LENGTHS))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -134,9 +133,8 @@ def test_all_256_codes_are_read_as_torch_reads_them(name):
 def test_nan_in_what_is_seen_stays_visible(mixture, never_plain_torch):
     paged = paged_of(mixture, lengths=(40,))
     for cache in (paged.keys, paged.values):
-        data = cache.data if hasattr(cache, "data") and hasattr(cache, "encoding") else cache
-        if data is cache:
-            data[paged.tables[0, 1], 0, 3] = float("nan")
+        if isinstance(cache, torch.Tensor):
+            cache[paged.tables[0, 1], 0, 3] = float("nan")
         elif cache.encoding.scales == "head":
             cache.codes[paged.tables[0, 1], 0, 3] = 0x7F
         elif cache.encoding.scales == "channel":
@@ -145,6 +143,5 @@ def test_nan_in_what_is_seen_stays_visible(mixture, never_plain_torch):
             cache.token_scales[paged.tables[0, 1], 0, 3] = float("nan")
     query, options = paged.query(1), paged.options("plain")
     result = api.decode(query, paged.keys, paged.values, paged.tables, paged.lengths, **options)
-    if "e5m2_static" not in mixture:  # 0x7F is a NaN there too, but one of several
-        assert result[0, :3].isnan().any()
+    assert result[0, :3].isnan().any()
     assert result[0, 3:].isfinite().all()
