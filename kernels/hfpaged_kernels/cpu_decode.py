@@ -256,9 +256,9 @@ def decode(threads: int, shared: int, prefix: int, call: int, scale: float, soft
     owners = np.full(2 * shares, -1, dtype=np.int64)
     address = partials.ctypes.data
     if shares == 1:
-        _share(0, 1, starts, address, owners, shared, prefix, call, scale, softcap)
+        _share(np.int64(0), np.int64(1), starts, address, owners, shared, prefix, call, scale, softcap)
     else:
         for share in prange(shares):
-            _share(share, shares, starts, address, owners, shared, prefix, call, scale, softcap)
+            _share(np.int64(share), np.int64(shares), starts, address, owners, shared, prefix, call, scale, softcap)
         merge_shares(shares, address, owners, heads, value_dim, out, kind)
     keep(partials)

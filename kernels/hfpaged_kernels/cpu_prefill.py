@@ -225,9 +225,9 @@ def prefill(threads: int, call: int, scale: float, softcap: float) -> None:
     owners = np.full(2 * shares, -1, dtype=np.int64)
     address = partials.ctypes.data
     if shares == 1:
-        _share(0, 1, line, address, owners, call, scale, softcap)
+        _share(np.int64(0), np.int64(1), line, address, owners, call, scale, softcap)
     else:
         for share in prange(shares):
-            _share(share, shares, line, address, owners, call, scale, softcap)
+            _share(np.int64(share), np.int64(shares), line, address, owners, call, scale, softcap)
         _merge_shares(shares, line, address, owners, call)
     keep(partials)

@@ -155,10 +155,10 @@ def attend_prefix(threads: int, shared: int, prefix: int, call: int, scale: floa
     memory = np.empty(shares * size // 4, dtype=np.float32)
     partials = memory.ctypes.data
     if shares == 1:
-        _share(0, 1, shared, prefix, partials, call, scale, softcap)
+        _share(np.int64(0), np.int64(1), shared, prefix, partials, call, scale, softcap)
     else:
         for share in prange(shares):
-            _share(share, shares, shared, prefix, partials, call, scale, softcap)
+            _share(np.int64(share), np.int64(shares), shared, prefix, partials, call, scale, softcap)
         for share in range(1, shares):
             unit = units * share // shares
             if unit % strips:
