@@ -6,20 +6,24 @@ import triton
 import triton.language as tl
 
 from hfpaged_kernels.triton_attend import attend_positions
+from hfpaged_kernels.triton_load import find_residual
 from hfpaged_kernels.triton_math import final_weight, merge_states
 
 
 @triton.jit
 def decode_kernel(
-    query_ptr, key_cache_ptr, value_cache_ptr, block_tables_ptr, context_lengths_ptr, sinks_ptr,
+    query_ptr, block_tables_ptr, context_lengths_ptr, residuals_ptr, sinks_ptr,
     out_ptr, maxima_ptr, totals_ptr,
     num_heads, num_states, shared_states, shared, window, scale, softcap,
     query_token_stride, query_head_stride, table_stride,
-    key_block_stride, key_head_stride, key_slot_stride,
-    value_block_stride, value_head_stride, value_slot_stride,
+    key_cache_ptr, key_scales_ptr, key_residual_ptr, key_block_stride, key_head_stride, key_slot_stride,
+    value_cache_ptr, value_scales_ptr, value_residual_ptr, value_block_stride, value_head_stride, value_slot_stride,
     GROUP: tl.constexpr, HEADS: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr, KEY_DIM: tl.constexpr, KEY_PAD: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    KEY_DIM: tl.constexpr, KEY_PAD: tl.constexpr,
+    KEY_CODES: tl.constexpr, KEY_SCALES: tl.constexpr, KEY_GROUPS: tl.constexpr, KEY_RESIDUAL: tl.constexpr,
     VALUE_DIM: tl.constexpr, VALUE_PAD: tl.constexpr,
+    VALUE_CODES: tl.constexpr, VALUE_SCALES: tl.constexpr, VALUE_GROUPS: tl.constexpr, VALUE_RESIDUAL: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr, IS_SPLIT: tl.constexpr,
 ):  # fmt: skip
     # One program attends for HEADS query heads of one KV head of one sequence over one split of the context.
@@ -43,6 +47,7 @@ def decode_kernel(
     first = aligned_from + split * split_length
     last = tl.minimum(first + split_length, context)
 
+    residual, residual_from = find_residual(residuals_ptr + seq, context, BLOCK_SIZE, KEY_RESIDUAL or VALUE_RESIDUAL)
     key_dims = tl.arange(0, KEY_PAD)
     query = tl.load(
         query_ptr + seq * query_token_stride + heads[:, None] * query_head_stride + key_dims[None, :],
@@ -50,11 +55,15 @@ def decode_kernel(
         other=0.0,
     )
     accumulator, maximum, total = attend_positions(
-        query, heads, block_tables_ptr + seq * table_stride, key_cache_ptr, value_cache_ptr, kv_head,
+        query, heads, block_tables_ptr + seq * table_stride, kv_head, num_heads // GROUP, residual, residual_from,
         first, visible_from, last, window, scale, softcap,
-        key_block_stride, key_head_stride, key_slot_stride,
+        key_cache_ptr, key_scales_ptr, key_residual_ptr, key_block_stride, key_head_stride, key_slot_stride,
+        value_cache_ptr, value_scales_ptr, value_residual_ptr,
         value_block_stride, value_head_stride, value_slot_stride,
-        ROWS, TILE, BLOCK_SIZE, KEY_DIM, KEY_PAD, VALUE_DIM, VALUE_PAD, HAS_SOFTCAP, False,
+        ROWS, TILE, BLOCK_SIZE,
+        KEY_DIM, KEY_PAD, KEY_CODES, KEY_SCALES, KEY_GROUPS, KEY_RESIDUAL,
+        VALUE_DIM, VALUE_PAD, VALUE_CODES, VALUE_SCALES, VALUE_GROUPS, VALUE_RESIDUAL,
+        HAS_SOFTCAP, False,
     )  # fmt: skip
 
     states = (seq * num_heads + heads) * num_states + shared_states + split

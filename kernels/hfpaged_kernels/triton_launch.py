@@ -10,6 +10,9 @@ import torch
 import triton
 from torch import Tensor
 
+from hfpaged_kernels.quantized import Cache
+from hfpaged_kernels.triton_parts import pad, part_arguments, token_bytes
+
 # A window that hides nothing: positions are int32.
 NO_WINDOW = 2**31 - 1
 MAX_SPLITS = 64
@@ -68,7 +71,7 @@ class Prefix(NamedTuple):
 
 
 def shared_prefix(
-    query: Tensor, key_cache: Tensor, value_cache: Tensor, shared_blocks: int, window: int | None, processors: int
+    query: Tensor, key_cache: Cache, value_cache: Cache, shared_blocks: int, window: int | None, processors: int
 ) -> Prefix:
     """A window hides part of the prefix, from each sequence another one, and leaves little of it: none is shared."""
     _, num_kv_heads, block_size, key_dim = key_cache.shape
@@ -77,7 +80,7 @@ def shared_prefix(
     tiling = prefill_tiling(query.dtype, max(key_dim, value_dim))
     tiling = tiling._replace(rows=min(tiling.rows, pad(rows)))
     row_tiles = triton.cdiv(rows, tiling.rows)
-    position_bytes = num_kv_heads * (key_dim + value_dim) * key_cache.element_size()
+    position_bytes = num_kv_heads * (token_bytes(key_cache) + token_bytes(value_cache))
     if window is not None or not sharing_pays(len(query), row_tiles, length, position_bytes):
         return Prefix(0, 0, 0, tiling)
     # The merge holds the states of prefix and rest together.
@@ -85,7 +88,7 @@ def shared_prefix(
     return Prefix(length, row_tiles, splits, tiling)
 
 
-def sharing_pays(readers: int, readers_of_shared: int, shared: int, bytes_per_position: int) -> bool:
+def sharing_pays(readers: int, readers_of_shared: int, shared: int, bytes_per_position: float) -> bool:
     """Whether `readers_of_shared` programs instead of `readers` over the first `shared` positions save a launch."""
     return (readers - readers_of_shared) * shared * bytes_per_position > SHARING_BYTES
 
@@ -108,25 +111,15 @@ def on_device(device: torch.device) -> contextlib.AbstractContextManager[Any]:
     return torch.get_device_module(device).device(device)
 
 
-def pad(dim: int) -> int:
-    """The power of two, 16 or more, that a kernel works with in place of `dim`."""
-    return max(16, triton.next_power_of_2(dim))
-
-
 def int32(tensor: Tensor) -> Tensor:
     return tensor.to(torch.int32).contiguous()
 
 
-def dims(name: str, dim: int) -> dict[str, int]:
-    """The constants <name>_DIM and <name>_PAD."""
-    return {f"{name}_DIM": dim, f"{name}_PAD": pad(dim)}
-
-
 def attention_arguments(
-    query: Tensor, key_cache: Tensor, value_cache: Tensor, block_tables: Tensor, most_heads: int,
+    query: Tensor, key_cache: Cache, value_cache: Cache, block_tables: Tensor, most_heads: int,
     scale: float, window: int | None, softcap: float | None,
 ) -> dict[str, Any]:  # fmt: skip
-    """What decode and prefill kernel have in common besides tensors: sizes, scalars, strides, constants."""
+    """What decode and prefill kernel have in common besides tensors of the step: sizes, scalars, caches, constants."""
     group = query.shape[1] // key_cache.shape[1]
     return {
         "num_heads": query.shape[1],
@@ -136,20 +129,10 @@ def attention_arguments(
         "query_token_stride": query.stride(0),
         "query_head_stride": query.stride(1),
         "table_stride": block_tables.stride(0),
-        **cache_strides("key", key_cache),
-        **cache_strides("value", value_cache),
+        **part_arguments(key_cache, "key_"),
+        **part_arguments(value_cache, "value_"),
         "GROUP": group,
         "HEADS": min(triton.next_power_of_2(group), most_heads),
         "BLOCK_SIZE": key_cache.shape[2],
-        **dims("KEY", key_cache.shape[3]),
-        **dims("VALUE", value_cache.shape[3]),
         "HAS_SOFTCAP": softcap is not None,
-    }
-
-
-def cache_strides(name: str, cache: Tensor) -> dict[str, int]:
-    return {
-        f"{name}_block_stride": cache.stride(0),
-        f"{name}_head_stride": cache.stride(1),
-        f"{name}_slot_stride": cache.stride(2),
     }

@@ -16,18 +16,23 @@ def soft_cap(scores, cap):
 
 
 @triton.jit
-def attention_scores(query, keys, scale, softcap, HAS_SOFTCAP: tl.constexpr):
-    """float32 scores [rows, tile] of query [rows, dim] and keys [tile, dim]."""
+def attention_scores(
+    query, keys, factors, scale, softcap, HAS_FACTORS: tl.constexpr, HAS_SOFTCAP: tl.constexpr
+):  # fmt: skip
+    """float32 scores [rows, tile] of query [rows, dim] and keys [tile, dim], these times `factors` [tile] if any."""
     # "ieee": float32 models must give the tokens that plain torch gives, so no TF32.
     scores = tl.dot(query, tl.trans(keys), input_precision="ieee") * scale
+    if HAS_FACTORS:
+        scores *= factors[None, :]
     if HAS_SOFTCAP:
         scores = soft_cap(scores, softcap)
     return scores
 
 
 @triton.jit
-def fold_in(accumulator, maximum, total, scores, values):
-    """Online softmax: take scores [rows, tile] (-inf where hidden) and values [tile, dim] into the state.
+def fold_in(accumulator, maximum, total, scores, values, factors, HAS_FACTORS: tl.constexpr):
+    """Online softmax: take scores [rows, tile] (-inf where hidden) and values [tile, dim], times `factors` [tile] if
+    they have any, into the state.
 
     The state is the sum of weighted values [rows, dim], the largest score and the sum of weights [rows].
     """
@@ -36,8 +41,10 @@ def fold_in(accumulator, maximum, total, scores, values):
     weights = tl.exp(scores - pivot[:, None])
     decay = tl.exp(maximum - pivot)
     accumulator = accumulator * decay[:, None]
-    accumulator += tl.dot(weights.to(values.dtype), values, input_precision="ieee")
     total = total * decay + tl.sum(weights, 1)
+    if HAS_FACTORS:
+        weights *= factors[None, :]
+    accumulator += tl.dot(weights.to(values.dtype), values, input_precision="ieee")
     return accumulator, new_maximum, total
 
 

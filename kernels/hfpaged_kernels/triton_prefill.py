@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 
 from hfpaged_kernels.triton_attend import attend_positions
+from hfpaged_kernels.triton_load import find_residual
 from hfpaged_kernels.triton_math import final_weight
 
 
@@ -22,15 +23,18 @@ def find_sequence(tile_ends_ptr, tile, num_seqs):
 
 @triton.jit
 def prefill_kernel(
-    query_ptr, key_cache_ptr, value_cache_ptr, block_tables_ptr, context_lengths_ptr, sinks_ptr,
+    query_ptr, block_tables_ptr, context_lengths_ptr, residuals_ptr, sinks_ptr,
     query_starts_ptr, query_lengths_ptr, tile_ends_ptr, out_ptr,
     num_seqs, num_heads, window, scale, softcap,
     query_token_stride, query_head_stride, table_stride,
-    key_block_stride, key_head_stride, key_slot_stride,
-    value_block_stride, value_head_stride, value_slot_stride,
+    key_cache_ptr, key_scales_ptr, key_residual_ptr, key_block_stride, key_head_stride, key_slot_stride,
+    value_cache_ptr, value_scales_ptr, value_residual_ptr, value_block_stride, value_head_stride, value_slot_stride,
     GROUP: tl.constexpr, HEADS: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr, KEY_DIM: tl.constexpr, KEY_PAD: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    KEY_DIM: tl.constexpr, KEY_PAD: tl.constexpr,
+    KEY_CODES: tl.constexpr, KEY_SCALES: tl.constexpr, KEY_GROUPS: tl.constexpr, KEY_RESIDUAL: tl.constexpr,
     VALUE_DIM: tl.constexpr, VALUE_PAD: tl.constexpr,
+    VALUE_CODES: tl.constexpr, VALUE_SCALES: tl.constexpr, VALUE_GROUPS: tl.constexpr, VALUE_RESIDUAL: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr,
 ):  # fmt: skip
     # One program attends for ROWS // HEADS query tokens of one sequence and HEADS query heads of one KV head.
@@ -53,6 +57,7 @@ def prefill_kernel(
     tokens = first_token + tl.arange(0, ROWS) // HEADS
     real = (in_group < GROUP) & (tokens < query_length)
 
+    residual, residual_from = find_residual(residuals_ptr + seq, context, BLOCK_SIZE, KEY_RESIDUAL or VALUE_RESIDUAL)
     key_dims = tl.arange(0, KEY_PAD)
     query_rows = (query_start + tokens) * query_token_stride + heads * query_head_stride
     query = tl.load(
@@ -66,11 +71,15 @@ def prefill_kernel(
     visible_to = tl.minimum(first_position + TOKENS, context)
 
     accumulator, maximum, total = attend_positions(
-        query, query_positions, block_tables_ptr + seq.to(tl.int64) * table_stride, key_cache_ptr, value_cache_ptr,
-        kv_head, visible_from // TILE * TILE, visible_from, visible_to, window, scale, softcap,
-        key_block_stride, key_head_stride, key_slot_stride,
+        query, query_positions, block_tables_ptr + seq.to(tl.int64) * table_stride, kv_head, num_heads // GROUP,
+        residual, residual_from, visible_from // TILE * TILE, visible_from, visible_to, window, scale, softcap,
+        key_cache_ptr, key_scales_ptr, key_residual_ptr, key_block_stride, key_head_stride, key_slot_stride,
+        value_cache_ptr, value_scales_ptr, value_residual_ptr,
         value_block_stride, value_head_stride, value_slot_stride,
-        ROWS, TILE, BLOCK_SIZE, KEY_DIM, KEY_PAD, VALUE_DIM, VALUE_PAD, HAS_SOFTCAP, True,
+        ROWS, TILE, BLOCK_SIZE,
+        KEY_DIM, KEY_PAD, KEY_CODES, KEY_SCALES, KEY_GROUPS, KEY_RESIDUAL,
+        VALUE_DIM, VALUE_PAD, VALUE_CODES, VALUE_SCALES, VALUE_GROUPS, VALUE_RESIDUAL,
+        HAS_SOFTCAP, True,
     )  # fmt: skip
 
     sink = tl.full([ROWS], float("-inf"), tl.float32)

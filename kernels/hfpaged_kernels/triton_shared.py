@@ -24,15 +24,19 @@ def first_with_tokens(context_lengths_ptr, num_seqs):
 
 @triton.jit
 def shared_kernel(
-    query_ptr, key_cache_ptr, value_cache_ptr, block_tables_ptr, context_lengths_ptr,
+    query_ptr, block_tables_ptr, context_lengths_ptr,
     partial_ptr, maxima_ptr, totals_ptr,
     num_seqs, num_heads, num_states, shared, window, scale, softcap,
     query_token_stride, query_head_stride, table_stride,
-    key_block_stride, key_head_stride, key_slot_stride,
-    value_block_stride, value_head_stride, value_slot_stride,
+    key_cache_ptr, key_scales_ptr, key_block_stride, key_head_stride, key_slot_stride,
+    value_cache_ptr, value_scales_ptr, value_block_stride, value_head_stride, value_slot_stride,
     GROUP: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr, KEY_DIM: tl.constexpr, KEY_PAD: tl.constexpr,
-    VALUE_DIM: tl.constexpr, VALUE_PAD: tl.constexpr, HAS_SOFTCAP: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    KEY_DIM: tl.constexpr, KEY_PAD: tl.constexpr,
+    KEY_CODES: tl.constexpr, KEY_SCALES: tl.constexpr, KEY_GROUPS: tl.constexpr,
+    VALUE_DIM: tl.constexpr, VALUE_PAD: tl.constexpr,
+    VALUE_CODES: tl.constexpr, VALUE_SCALES: tl.constexpr, VALUE_GROUPS: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr,
 ):  # fmt: skip
     # One program attends for ROWS query rows of one KV head (all sequences' rows in turn) over one split of the
     # first `shared` positions. Its states are the first of num_states; decode_kernel adds those of the rest.
@@ -60,11 +64,15 @@ def shared_kernel(
     )
     # Every row sees all of it, save those of empty sequences, which are at position -1.
     accumulator, maximum, total = attend_positions(
-        query, lengths - 1, block_tables_ptr + reader.to(tl.int64) * table_stride, key_cache_ptr, value_cache_ptr,
-        kv_head, first, first, last, window, scale, softcap,
-        key_block_stride, key_head_stride, key_slot_stride,
-        value_block_stride, value_head_stride, value_slot_stride,
-        ROWS, TILE, BLOCK_SIZE, KEY_DIM, KEY_PAD, VALUE_DIM, VALUE_PAD, HAS_SOFTCAP, True,
+        query, lengths - 1, block_tables_ptr + reader.to(tl.int64) * table_stride, kv_head, num_heads // GROUP,
+        # Shared blocks are full, so none of them lies in a residual.
+        -1, end, first, first, last, window, scale, softcap,
+        key_cache_ptr, key_scales_ptr, key_cache_ptr, key_block_stride, key_head_stride, key_slot_stride,
+        value_cache_ptr, value_scales_ptr, value_cache_ptr, value_block_stride, value_head_stride, value_slot_stride,
+        ROWS, TILE, BLOCK_SIZE,
+        KEY_DIM, KEY_PAD, KEY_CODES, KEY_SCALES, KEY_GROUPS, False,
+        VALUE_DIM, VALUE_PAD, VALUE_CODES, VALUE_SCALES, VALUE_GROUPS, False,
+        HAS_SOFTCAP, True,
     )  # fmt: skip
 
     states = (seqs * num_heads + heads) * num_states + split

@@ -24,15 +24,15 @@ KERNELS = (
 )
 TYPES = {
     torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16",
-    torch.int32: "*i32", torch.int64: "*i64",
+    torch.uint8: "*u8", torch.int16: "*i16", torch.int32: "*i32", torch.int64: "*i64",
 }  # fmt: skip
-OPTIONS = ("num_warps", "num_stages")
+OPTIONS = ("num_warps", "num_stages", "enable_fp_fusion")
 
 
 class Launch(NamedTuple):
     kernel: Any
     arguments: dict[str, Any]
-    options: dict[str, int]
+    options: dict[str, Any]
 
 
 class Recorder:
