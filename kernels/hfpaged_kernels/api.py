@@ -18,9 +18,6 @@ from hfpaged_kernels.quantized import Cache, QuantizedCache
 
 logger = logging.getLogger("hfpaged.kernels")
 
-# Device types whose form takes quantized caches.
-_READ_QUANTIZED = {"cpu"}
-
 
 def backend(device: torch.device) -> str:
     """ "triton", "numba" or "torch": the form that runs for tensors on `device`."""
@@ -29,22 +26,22 @@ def backend(device: torch.device) -> str:
 
 def write_kv(key: Tensor, value: Tensor, key_cache: Cache, value_cache: Cache, slots: Tensor) -> None:
     """Store new keys and values ([num_tokens, num_kv_heads, dim]) at their slots. See `reference.write_kv`."""
-    _form_for(key_cache, value_cache).write_kv(key, value, key_cache, value_cache, slots)
+    _form(key_cache.device.type).write_kv(key, value, key_cache, value_cache, slots)
 
 
 def write_blocks(rows: Tensor, cache: QuantizedCache, blocks: Tensor, sources: Tensor) -> None:
     """Quantize whole blocks from rows [num_rows, num_kv_heads, dim]. See `reference.write_blocks`."""
-    _form_for(cache).write_blocks(rows, cache, blocks, sources)
+    _form(cache.device.type).write_blocks(rows, cache, blocks, sources)
 
 
 def copy_blocks(key_cache: Cache, value_cache: Cache, sources: Tensor, targets: Tensor) -> None:
     """Copy whole blocks inside the caches. See `reference.copy_blocks`."""
-    _form_for(key_cache, value_cache).copy_blocks(key_cache, value_cache, sources, targets)
+    _form(key_cache.device.type).copy_blocks(key_cache, value_cache, sources, targets)
 
 
 def gather(cache: Cache, block_tables: Tensor, lengths: Tensor, residuals: Tensor | None = None) -> Tensor:
     """The dense view [num_seqs, num_kv_heads, longest, dim] of paged context. See `reference.gather`."""
-    result: Tensor = _form_for(cache).gather(cache, block_tables, lengths, residuals)
+    result: Tensor = _form(cache.device.type).gather(cache, block_tables, lengths, residuals)
     return result
 
 
@@ -66,7 +63,7 @@ def decode(
 
     Say `shared_blocks` whenever it is known: where reading the common blocks once is not faster, it is not done.
     """
-    result: Tensor = _form_for(key_cache, value_cache).decode(
+    result: Tensor = _form(key_cache.device.type).decode(
         query, key_cache, value_cache, block_tables, context_lengths,
         scale=scale, window=window, softcap=softcap, sinks=sinks, shared_blocks=shared_blocks, residuals=residuals,
     )  # fmt: skip
@@ -89,17 +86,11 @@ def prefill(
     residuals: Tensor | None = None,
 ) -> Tensor:
     """Ragged, causal query tokens over their paged context. See `reference.prefill`."""
-    result: Tensor = _form_for(key_cache, value_cache).prefill(
+    result: Tensor = _form(key_cache.device.type).prefill(
         query, key_cache, value_cache, block_tables, context_lengths, query_starts, query_lengths,
         scale=scale, window=window, softcap=softcap, sinks=sinks, residuals=residuals,
     )  # fmt: skip
     return result
-
-
-def _form_for(*caches: Cache) -> ModuleType:
-    device_type = caches[0].device.type
-    plain = device_type in _READ_QUANTIZED or not any(isinstance(c, QuantizedCache) for c in caches)
-    return _form(device_type) if plain else reference
 
 
 @functools.cache

@@ -41,10 +41,11 @@ def fold_in(accumulator, maximum, total, scores, values, factors, HAS_FACTORS: t
     weights = tl.exp(scores - pivot[:, None])
     decay = tl.exp(maximum - pivot)
     accumulator = accumulator * decay[:, None]
-    total = total * decay + tl.sum(weights, 1)
+    scaled = weights
     if HAS_FACTORS:
-        weights *= factors[None, :]
-    accumulator += tl.dot(weights.to(values.dtype), values, input_precision="ieee")
+        scaled = weights * factors[None, :]
+    accumulator += tl.dot(scaled.to(values.dtype), values, input_precision="ieee")
+    total = total * decay + tl.sum(weights, 1)
     return accumulator, new_maximum, total
 
 

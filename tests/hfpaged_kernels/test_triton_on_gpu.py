@@ -10,7 +10,11 @@ import torch
 
 pytest.importorskip("triton")
 
-CHECKS = runpy.run_path(str(Path(__file__).parent / "triton_cases.py"))["CHECKS"]
+CHECKS = {
+    name: check
+    for table in ("triton_cases", "triton_quantized_cases")
+    for name, check in runpy.run_path(str(Path(__file__).parent / f"{table}.py"))["CHECKS"].items()
+}
 
 pytestmark = [
     pytest.mark.gpu,

@@ -1,10 +1,12 @@
-"""Runs every check of `triton_cases` in Triton's interpreter and prints {name: "" or what is wrong} as JSON.
+"""Runs a share of the checks of a table (`triton_cases`, `triton_quantized_cases`) in Triton's interpreter and prints
+{name: "" or what is wrong} as JSON.
 
 A process of its own, with TRITON_INTERPRET=1, as Triton looks at the variable when kernels are imported.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 import traceback
@@ -14,9 +16,6 @@ from typing import Any
 import numpy as np
 import triton.language as tl
 from triton.runtime import interpreter
-
-sys.path.insert(0, str(Path(__file__).parent))
-from triton_cases import CHECKS
 
 
 def give_the_interpreter_bfloat16() -> None:
@@ -59,8 +58,7 @@ def let_the_interpreter_count_with_new_numpy() -> None:
     interpreter._patch_lang_tensor = patch_lang_tensor
 
 
-def outcome(name: str) -> str:
-    check, case = CHECKS[name]
+def outcome(check: Any, case: Any) -> str:
     try:
         check(case, "cpu")
     except Exception:
@@ -69,7 +67,9 @@ def outcome(name: str) -> str:
 
 
 if __name__ == "__main__":
-    share, shares = int(sys.argv[1]), int(sys.argv[2])
+    sys.path.insert(0, str(Path(__file__).parent))
+    checks = importlib.import_module(sys.argv[1]).CHECKS
+    share, shares = int(sys.argv[2]), int(sys.argv[3])
     give_the_interpreter_bfloat16()
     let_the_interpreter_count_with_new_numpy()
-    print(json.dumps({name: outcome(name) for name in list(CHECKS)[share::shares]}))
+    print(json.dumps({name: outcome(*checks[name]) for name in list(checks)[share::shares]}))

@@ -9,6 +9,8 @@ from unittest import mock
 
 import torch
 from hfpaged_kernels import triton_form, triton_launch
+from hfpaged_kernels.encoding import Encoding
+from hfpaged_kernels.quantized import Cache, QuantizedCache
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, CompiledKernel
 from triton.compiler import compile as compile_source
@@ -21,6 +23,7 @@ KERNELS = (
     "merge_kernel",
     "prefill_kernel",
     "shared_kernel",
+    "write_blocks_kernel",
 )
 TYPES = {
     torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16",
@@ -88,23 +91,34 @@ def _type(value: Any) -> str:
 
 
 def launches_of_every_operation(
-    dtype: torch.dtype, key_dim: int, value_dim: int, group: int = 4, block_size: int = 16
-) -> list[Launch]:
+    dtype: torch.dtype, key_dim: int, value_dim: int, group: int = 4, block_size: int = 16,
+    encodings: tuple[Encoding | None, Encoding | None] = (None, None),
+) -> list[Launch]:  # fmt: skip
     """Decode with and without splits and shared blocks, merge, prefill, write, copy and gather; all options of
-    attention on, save that shared blocks and a window do not go together."""
-    key_cache = torch.zeros(4, 2, block_size, key_dim, dtype=dtype)
-    value_cache = torch.zeros(4, 2, block_size, value_dim, dtype=dtype)
+    attention on, save that shared blocks and a window do not go together. With encodings, unfilled blocks lie in
+    residuals, and blocks are quantized as well as tokens."""
+    caches = tuple(
+        _cache(dtype, dim, block_size, encoding)
+        for dim, encoding in zip((key_dim, value_dim), encodings, strict=True)
+    )  # fmt: skip
+    key, value = torch.zeros(2, 2, key_dim, dtype=dtype), torch.zeros(2, 2, value_dim, dtype=dtype)
     query = torch.zeros(2, 2 * group, key_dim, dtype=dtype)
     tables = torch.zeros(2, 2, dtype=torch.int32)
     lengths = torch.full((2,), 5, dtype=torch.int32)
     starts, ones = torch.arange(2, dtype=torch.int32), torch.ones(2, dtype=torch.int32)
     ids = torch.arange(2)
-    attention = {"scale": 0.1, "window": 9, "softcap": 30.0, "sinks": torch.zeros(2 * group, dtype=dtype)}
-    caches = (key_cache, value_cache)
+    attention = {
+        "scale": 0.1, "window": 9, "softcap": 30.0, "sinks": torch.zeros(2 * group, dtype=dtype),
+        "residuals": starts,
+    }  # fmt: skip
     with recorded(splits=1) as launches:
-        triton_form.write_kv(key_cache[:2, :, 0], value_cache[:2, :, 0], *caches, ids)
+        if "channel" not in (encoding and encoding.scales for encoding in encodings):
+            triton_form.write_kv(key, value, *caches, ids)
+        for rows, cache in zip((key, value), caches, strict=True):
+            triton_form.gather(cache, tables, lengths, starts)
+            if isinstance(cache, QuantizedCache):
+                triton_form.write_blocks(rows, cache, ids[:1], torch.zeros(1, block_size, dtype=torch.int64))
         triton_form.copy_blocks(*caches, ids[:1], ids[1:])
-        triton_form.gather(key_cache, tables, lengths)
         triton_form.decode(query, *caches, tables, lengths, **attention)
         triton_form.prefill(query, *caches, tables, lengths, starts, ones, **attention)
     with recorded(splits=4) as split_launches:
@@ -112,3 +126,13 @@ def launches_of_every_operation(
         with mock.patch.object(triton_launch, "sharing_pays", return_value=True):
             triton_form.decode(query, *caches, tables, lengths, **attention | {"window": None}, shared_blocks=1)
     return launches + split_launches
+
+
+def _cache(dtype: torch.dtype, dim: int, block_size: int, encoding: Encoding | None) -> Cache:
+    if encoding is None:
+        return torch.zeros(4, 2, block_size, dim, dtype=dtype)
+    data = torch.zeros(4, 2, encoding.head_bytes(block_size, dim), dtype=torch.uint8)
+    scales = torch.ones(2) if encoding.scales == "head" else None
+    return QuantizedCache(
+        data, encoding, block_size, dim, dtype, scales, residual=torch.zeros(2, block_size, 2, dim, dtype=dtype)
+    )
