@@ -21,8 +21,8 @@ from triton.runtime import interpreter
 def give_the_interpreter_bfloat16() -> None:
     """numpy has no bfloat16, and the interpreter keeps the bits as uint16.
 
-    tl.dot would multiply these bits as integers, and the conversion from float32 loses the carry into the
-    exponent when a mantissa rounds up to the next power of two. Both are put right here.
+    tl.dot would multiply these bits as integers, the conversion from float32 loses the carry into the exponent when
+    a mantissa rounds up to the next power of two, and that to float32 loses subnormal numbers. All are put right here.
     """
     convert = interpreter._convert_float
     builder = interpreter.InterpreterBuilder
@@ -33,6 +33,8 @@ def give_the_interpreter_bfloat16() -> None:
             to_nearest_even = np.uint32(0x7FFF) + ((bits >> 16) & 1)
             rounded = ((bits + to_nearest_even) >> 16).astype(np.uint16)
             return np.where(np.isnan(bits.view(np.float32)), np.uint16(0x7FC0), rounded)
+        if (source, target) == (tl.bfloat16, tl.float32):
+            return np.asarray(data).astype(np.uint32) << 16
         return convert(data, source, target, rounding)
 
     def widened(handle: Any) -> Any:

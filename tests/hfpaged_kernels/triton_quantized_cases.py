@@ -18,7 +18,7 @@ import torch
 from hfpaged_kernels import encoding as encodings
 from hfpaged_kernels import quantizing, reference, triton_form, triton_launch
 from hfpaged_kernels.encoding import Encoding
-from hfpaged_kernels.quantized import Cache, QuantizedCache, data_of
+from hfpaged_kernels.quantized import Cache, QuantizedCache
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -93,7 +93,8 @@ def _storage_cases() -> Iterator[QuantizedCase]:
     for index, encoding in enumerate(encodings.ENCODINGS):
         case = QuantizedCase("", key=encoding, value=encoding, **CONTEXTS, **RESIDUALS)
         yield _named(case, "bytes")
-        yield _named(replace(case, dtype=HALVES[index % 2], block_size=2), "bytes")
+        case = replace(case, heads=1, kv_heads=1)
+        yield _named(replace(case, dtype=HALVES[index % 2], block_size=2), "bytes of 2 slots")
         for size, dim in (((1, 6), (32, 96)), ((4, 10), (8, 80)), ((128, 128), (16, 8)))[index % 3]:
             odd = replace(case, block_size=size, key_dim=dim, value_dim=dim)
             yield _named(odd, f"bytes of {size} slots of dim {dim}")
