@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,7 +10,10 @@ import torch
 
 pytest.importorskip("triton")
 
-from hfpaged_kernels import triton_form, triton_launch
+from hfpaged_kernels import encoding as encodings
+from hfpaged_kernels import triton_form, triton_launch, triton_parts
+from hfpaged_kernels.encoding import Encoding
+from hfpaged_kernels.quantized import QuantizedCache
 
 
 def _decode(**changes: Any) -> None:
@@ -39,6 +43,50 @@ def _decode(**changes: Any) -> None:
 def test_what_cannot_run_is_refused_in_words(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         _decode(**changes)
+
+
+def _quantized(encoding: Encoding, dim: int = 64, block_size: int = 16, **more: Any) -> QuantizedCache:
+    data = torch.zeros(2, 2, encoding.head_bytes(block_size, dim), dtype=torch.uint8)
+    return QuantizedCache(data, encoding, block_size, dim, torch.float32, **more)
+
+
+@pytest.mark.parametrize(
+    ("cache", "words"),
+    [
+        (_quantized(encodings.INT8, block_size=24), "block_size=24 is not a power of two"),
+        (_quantized(encodings.INT4, dim=63), "head dim 63 in 4 bits"),
+        (_quantized(encodings.FP8_E4M3_STATIC), "a scale for each of the 2 heads"),
+        (replace(_quantized(encodings.INT8), dtype=torch.float16), "need one dtype"),
+        (replace(_quantized(encodings.INT8), data=torch.zeros(2, 2, 1057, dtype=torch.uint8)), "even addresses"),
+        (_quantized(encodings.INT8, residual=torch.zeros(1, 2, 16, 64).transpose(1, 2)), "must be contiguous"),
+        (_quantized(encodings.INT8, residual=torch.zeros(1, 16, 2, 64).half()), "this one is torch.float16"),
+    ],
+)
+def test_a_quantized_cache_that_cannot_be_read_is_refused_in_words(cache: QuantizedCache, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        _decode(value_cache=cache)
+
+
+def test_tokens_are_not_written_one_by_one_where_scales_are_those_of_blocks() -> None:
+    cache, row = _quantized(encodings.INT4_CHANNEL), torch.zeros(1, 2, 64)
+    with pytest.raises(ValueError, match="write_blocks"):
+        triton_form.write_kv(row, row, cache, cache, torch.zeros(1, dtype=torch.int64))
+
+
+@pytest.mark.parametrize(
+    ("encoding", "block_size", "dim", "words"),
+    [
+        (encodings.INT8, 16, 64, torch.int64),  # 1,024 bytes of codes and 32 of scales
+        (encodings.INT8, 2, 64, torch.int32),
+        (encodings.INT8, 1, 64, torch.int16),
+    ],
+)
+def test_blocks_are_copied_by_the_widest_word_that_fits(
+    encoding: Encoding, block_size: int, dim: int, words: torch.dtype
+) -> None:
+    cache = _quantized(encoding, dim, block_size)
+    assert triton_parts.as_words(cache).dtype == words
+    assert triton_parts.token_bytes(cache) == cache.data.shape[2] / block_size
 
 
 @pytest.mark.parametrize(

@@ -203,16 +203,17 @@ def check_every_code(case: QuantizedCase, device: str) -> None:
 def _write(form: Any, keys: Cache, values: Cache, case: QuantizedCase, device: str) -> None:
     """Tokens, where an encoding can take them one by one, then blocks, then copies."""
     rows = _awkward_rows(case).to(device)
-    slots = torch.arange(len(rows), device=device) + case.block_size
+    # Behind the blocks that are written or copied as a whole.
+    slots = torch.arange(len(rows), device=device) + 5 * case.block_size
     slots[3] = -1
     if all(not isinstance(cache, QuantizedCache) or cache.encoding.scales != "channel" for cache in (keys, values)):
-        kept = slots < keys.shape[0] * case.block_size
-        form.write_kv(rows[kept], rows.flip(0)[kept], keys, values, slots[kept])
+        form.write_kv(rows, rows.flip(0), keys, values, slots)
     generator = torch.Generator().manual_seed(5)
-    blocks = torch.tensor([2, 0])
-    sources = torch.randint(len(rows), (2, case.block_size), generator=generator)
-    # The second block has ordinary numbers only.
+    blocks = torch.tensor([2, 0, keys.shape[0] - 1])
+    sources = torch.randint(len(rows), (3, case.block_size), generator=generator)
+    # The second block has ordinary numbers only, the third one finite numbers.
     sources[1] = torch.randint(20, (case.block_size,), generator=generator)
+    sources[2] = torch.tensor([0, 10, 20, 22, 23, 24, 31, 32, 33, 34, 35])[sources[2] % 11]
     for cache in (keys, values):
         if isinstance(cache, QuantizedCache):
             form.write_blocks(rows, cache, *_on(device, blocks, sources))
@@ -225,7 +226,8 @@ def _awkward_rows(case: QuantizedCase) -> Tensor:
     """[num_rows, kv_heads, dim], a view with odd strides: 20 ordinary ones, then those where arithmetic has edges."""
     generator = torch.Generator().manual_seed(6)
     dim = case.key_dim
-    rows = torch.randn(40, 2 * dim, case.kv_heads, generator=generator).transpose(1, 2)
+    fused = torch.randn(40, 2 * dim, case.kv_heads, generator=generator).to(case.dtype).transpose(1, 2)
+    rows = fused[..., ::2]
     rows[10:20, :, 1] *= 300
     rows[20] = 0
     rows[21] = 3.0
@@ -241,12 +243,14 @@ def _awkward_rows(case: QuantizedCase) -> Tensor:
     rows[30] *= 1e38
     rows[31] = rows[31].abs()
     rows[32] = -rows[32].abs()
-    # The largest has the largest code, and then there are ties.
-    rows[33] = torch.arange(2 * dim).remainder(255) - 127.0
-    rows[34] = torch.arange(2 * dim).remainder(31) / 2
-    rows[35] = rows[33] / 2
+    # With scales of 1, what lies between two codes; then all but one are ties.
+    rows[33] = torch.arange(dim).remainder(255) - 127.0
+    rows[34] = torch.arange(dim).remainder(60) + 0.5
+    rows[34, :, 0] = 127.0
+    rows[35] = torch.arange(dim).remainder(15) + 0.5
+    rows[35, :, 0], rows[35, :, 1] = 0.0, 15.0
     rows[36, :, 0] = 2.0**126
-    return rows.to(case.dtype)[..., ::2]
+    return rows
 
 
 def _caches(case: QuantizedCase, query_lengths: Any, generator: torch.Generator) -> tuple[Any, Any]:
