@@ -504,8 +504,8 @@ def test_a_file_that_is_replaced_while_it_is_read_is_not_mixed_up(saved, tmp_pat
     path.write_bytes(saved.read_bytes())
     check = tensor_file._check_digest
 
-    def check_and_replace(file, name):
-        check(file, name)
+    def check_and_replace(file, *what):
+        check(file, *what)
         (tmp_path / "new").write_bytes(b"unchecked")
         (tmp_path / "new").write_bytes(saved.read_bytes())
         os.replace(tmp_path / "new", path)
