@@ -141,6 +141,36 @@ def test_calibrating_writes_the_largest_keys_and_values_of_each_head(tiny, tmp_p
         assert torch.allclose(amax.value, expected.values.abs().amax(dim=(0, 2, 3)), rtol=1e-5)
 
 
+def test_static_scales_are_judged_beside_those_of_each_token(tiny, tmp_path, capsys):
+    path = tmp_path / "scales.safetensors"
+    assert run(tiny, "--calibrate", str(path), *SMALL) == 0
+    capsys.readouterr()
+    loose = ["--max-kl", "9", "--max-ppl-change", "99%", "--min-top1", "0%"]
+    assert run(tiny, "--kv", "fp8_e4m3", "--against", "fp8_e4m3", "--kv-scales", str(path), *SMALL, *loose) == 0
+    static, dynamic = capsys.readouterr().out.splitlines()[-1].split("; ")
+    assert static.startswith("fp8_e4m3 static is fit")
+    assert dynamic.startswith("fp8_e4m3 is fit")
+    assert static.split("fit")[1] != dynamic.split("fit")[1]
+    assert run(tiny, "--kv", "int8", "--kv-scales", str(path), *SMALL) == 2
+    assert "kv_scales= are for fp8_e4m3" in capsys.readouterr().err
+    assert run(tiny, "--kv", "fp8_e4m3", "--kv-scales", str(tmp_path / "none"), *SMALL) == 2
+    assert "give a file of --calibrate" in capsys.readouterr().err
+
+
+def test_layers_and_heads_are_ranked_and_what_exempts_them_is_kv_dtype(tiny, tmp_path, capsys):
+    path = tmp_path / "figures.json"
+    loose = ["--max-kl", "9", "--max-ppl-change", "99%", "--min-top1", "0%"]
+    assert run(tiny, "--kv", "int4", "--layers", *SMALL, *loose, "--json", str(path)) == 0
+    found = json.loads(path.read_text())
+    assert sorted(one["layer"] for one in found["layers"]) == [0, 1]
+    assert found["layers"][0]["kl_mean"] >= found["layers"][1]["kl_mean"] > 0
+    assert {(one["layer"], one["head"]) for one in found["heads"]} == {(0, 0), (0, 1), (1, 0), (1, 1)}
+    assert all(0.01 < max(one["key_error"], one["value_error"]) < 0.5 for one in found["heads"])
+    assert found["exempting"] == {"default": "int4", "layers": {"0": "auto", "1": "auto"}}
+    assert "kv_dtype={'default': 'int4', 'layers': {0: 'auto', 1: 'auto'}}" in capsys.readouterr().out
+    assert run(tiny, "--kv", json.dumps(found["exempting"]), *SMALL, "--max-kl", "0", "--min-top1", "100%") == 0
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -10,6 +10,7 @@ from transformers import DynamicCache
 import hfpaged
 from hfpaged.cache import PagedCache
 from hfpaged.compat import cache_argument
+from hfpaged.kv_format import resolve_format
 from hfpaged.quality.contexts import Context
 from hfpaged.quality.generations import compare_generations
 from hfpaged.quality.heads import rank_heads, relative_error
@@ -115,18 +116,30 @@ def test_each_step_is_ticked_and_all_blocks_come_back(model):
 def test_bytes_per_token_are_keys_and_values_of_all_layers(model):
     config = model.config
     numbers = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
-    assert NATIVE.bytes_per_token(model) == 4 * numbers
-    assert HALF.bytes_per_token(model) == 2 * numbers
+    assert NATIVE.footprint(model) == (4 * numbers, 0)
+    assert HALF.footprint(model) == (2 * numbers, 0)
+    heads = numbers // config.head_dim
+    assert Side("int8", "int8").footprint(model) == (numbers + 4 * heads, 0)
+
+
+def test_a_format_of_four_bits_keeps_a_block_of_each_sequence_as_it_was_computed(model):
+    config = model.config
+    numbers = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
+    found = Side("int4", "int4").footprint(model)
+    assert numbers / 2 < found.per_token < numbers
+    assert found.per_sequence == 16 * 4 * numbers
 
 
 def test_formats_are_named_once_each_and_described_by_layer():
     assert [side.name for side in parse_sides("bfloat16", "float16, bfloat16")] == ["bfloat16", "float16"]
     (side,) = parse_sides('{"default": "bfloat16", "layers": {"0": "auto", "3": "float16"}}', None)
-    assert side.name == "bfloat16 but 0: auto, 3: float16"
-    assert side.kv_dtype == {"default": "bfloat16", "layers": {0: "auto", 3: "float16"}}
+    assert side.name == "bfloat16, layer 0 auto, layer 3 float16"
+    assert side.kv_dtype == {"default": "bfloat16", "layers": {"0": "auto", "3": "float16"}}
 
 
-@pytest.mark.parametrize(("kv", "words"), [("int3", "int3"), ("{", "no JSON object"), ('{"layers": 3}', "no JSON")])
+@pytest.mark.parametrize(
+    ("kv", "words"), [("int3", "int3"), ("{", "this is no JSON"), ('{"layers": 3}', "a mapping has the keys")]
+)
 def test_what_is_no_format_is_named(kv, words):
     with pytest.raises(hfpaged.InvalidConfigError, match=words):
         parse_sides(kv, None)
@@ -153,13 +166,17 @@ def test_layers_are_ranked_by_what_each_does_alone(model):
 
 
 def test_a_layer_alone_and_the_worst_exempted_are_written_as_kv_dtype_takes_them():
-    assert alone(HALF, 3).kv_dtype == {"default": "auto", "layers": {3: "bfloat16"}}
-    mixed = Side("mixed", {"default": "bfloat16", "layers": {3: "float16"}})
-    assert alone(mixed, 3).kv_dtype == {"default": "auto", "layers": {3: "float16"}}
-    assert alone(mixed, 4).kv_dtype == {"default": "auto", "layers": {4: "bfloat16"}}
+    assert resolve_format(alone(HALF, 3).kv_dtype) == only(3, "bfloat16")
+    mixed = Side("mixed", {"default": "bfloat16", "layers": {"3": "float16"}})
+    assert resolve_format(alone(mixed, 3).kv_dtype) == only(3, "float16")
+    assert resolve_format(alone(mixed, 4).kv_dtype) == only(4, "bfloat16")
     worst = [LayerEffect(7, 0.2, 0.9), LayerEffect(1, 0.1, 0.9)]
     assert exempting(HALF, worst) == {"default": "bfloat16", "layers": {1: "auto", 7: "auto"}}
     assert exempting(mixed, worst) == {"default": "bfloat16", "layers": {1: "auto", 3: "float16", 7: "auto"}}
+
+
+def only(layer, name):
+    return resolve_format({"default": "auto", "layers": {layer: name}})
 
 
 def test_heads_are_ranked_by_what_comes_back_from_their_blocks(model):

@@ -26,7 +26,7 @@ def figures(name="int8", context=SHORT, **changes):
     known = {
         "format": name, "context": context, "scored": 1524, "perplexity_native": 20.0, "perplexity": 20.01,
         "ppl_change": 0.0005, "ppl_error": 0.0002, "kl_mean": 0.0004, "kl_p99": 0.003, "top1": 0.985,
-        "generated": 64, "parts_at": 17, "equal_generations": 0.5, "rouge_l": 0.8, "bytes_per_token": 12240.0,
+        "generated": 64, "parts_at": 17, "equal_generations": 0.5, "rouge_l": 0.8, "bytes_per_token": 12240.0, "bytes_per_sequence": 0,
         "of_native": 0.266, "of_bfloat16": 0.53, "kl_by_position": tuple([0.001] * context.fed),
     }  # fmt: skip
     return Figures(**known | changes)
@@ -128,6 +128,17 @@ def test_the_table_has_a_line_for_each_length_and_format():
     )  # fmt: skip
     assert lines[1][:2] == ("1k", "int4")
     assert lines[1][-4:] == ("50.0 %", "none in 64", "0.800", "NO")
+
+
+def test_what_a_format_keeps_besides_its_blocks_is_said_once():
+    found = [
+        judged(),
+        judged("int4", bytes_per_sequence=737280),
+        judged("int4", context=LONG, bytes_per_sequence=737280),
+    ]
+    assert report.residual_notes(found) == [
+        "int4: besides its blocks, 737,280 bytes for each sequence, whose unfilled block stays as it was computed"
+    ]
 
 
 def test_the_five_worst_layers_and_heads_are_shown():

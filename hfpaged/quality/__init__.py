@@ -30,6 +30,7 @@ examples:
   hfpaged quality ./my-model --kv int4 --data own.txt --contexts short,1k,4k,max --layers
   hfpaged quality ./my-model --kv '{"default": "int8", "layers": {"0": "auto"}}'
   hfpaged quality ./my-model --calibrate scales.safetensors --data own.txt
+  hfpaged quality ./my-model --kv fp8_e4m3 --against fp8_e4m3 --kv-scales scales.safetensors
 
 exit codes: 0 when all formats are fit, 3 when one is not, 2 for errors
 """
@@ -67,6 +68,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--texts", type=int, default=TEXTS, metavar="N", help=f"for each length (default: {TEXTS})")
     parser.add_argument("--layers", action="store_true", help="also rank layers and heads by what --kv does to them")
     parser.add_argument("--calibrate", metavar="FILE", help="judge nothing; write static scales of fp8 (--kv)")
+    parser.add_argument("--kv-scales", metavar="FILE", help="judge --kv with the static scales of this file")
     parser.add_argument("--json", metavar="FILE", help="also write the figures here")
     parser.add_argument("--plot", metavar="FILE.png", help="also draw KL by position (pip install 'hfpaged[plot]')")
     parser.add_argument("--dtype", choices=DTYPES, default="float32", help="default: float32")

@@ -13,7 +13,7 @@ from hfpaged.quality.layers import SHOWN, alone, exempting, paged_layers, rank_l
 from hfpaged.quality.lockstep import compare
 from hfpaged.quality.metrics import TokenScores, summarize
 from hfpaged.quality.progress import Begin
-from hfpaged.quality.sides import Side
+from hfpaged.quality.sides import Footprint, Side
 from hfpaged.quality.subject import Subject
 
 RANKED_TEXTS = 4  # every layer is run alone, and 500 tokens are enough to see which are worst
@@ -49,7 +49,7 @@ def rank(subject: Subject, context: Context, side: Side, begin: Begin) -> dict[s
 
 
 def _figures(
-    subject: Subject, context: Context, side: Side, size: float, scores: TokenScores, parting: Parting, new: int
+    subject: Subject, context: Context, side: Side, size: Footprint, scores: TokenScores, parting: Parting, new: int
 ) -> Figures:
     return Figures(
         format=side.name,
@@ -60,8 +60,9 @@ def _figures(
         parts_at=parting.parts_at,
         equal_generations=parting.equal,
         rouge_l=parting.rouge_l,
-        bytes_per_token=size,
-        of_native=size / subject.native_bytes,
-        of_bfloat16=size / subject.bfloat16_bytes,
+        bytes_per_token=size.per_token,
+        bytes_per_sequence=size.per_sequence,
+        of_native=size.per_token / subject.native_bytes,
+        of_bfloat16=size.per_token / subject.bfloat16_bytes,
         kl_by_position=tuple(scores.kl.mean(dim=0).tolist()),
     )

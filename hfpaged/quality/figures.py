@@ -13,7 +13,8 @@ class Figures:
 
     `ppl_error` is the standard error of `ppl_change`. `parts_at` is the first new token, counted from 1, in which any
     of the greedy generations of `generated` tokens differs from the native one; None where none does. `kl_by_position`
-    is the mean over all texts for each token that was fed, the first at position `context.prompt`.
+    is the mean over all texts for each token that was fed, the first at position `context.prompt`. Bytes are those of
+    blocks, scales included; `bytes_per_sequence` come on top of them, for an unfilled block that is not quantized yet.
     """
 
     format: str
@@ -31,6 +32,7 @@ class Figures:
     equal_generations: float
     rouge_l: float
     bytes_per_token: float
+    bytes_per_sequence: int
     of_native: float
     of_bfloat16: float
     kl_by_position: tuple[float, ...]

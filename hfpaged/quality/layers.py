@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from hfpaged.kv_format import resolve_format
 from hfpaged.quality.contexts import Context
 from hfpaged.quality.lockstep import compare
 from hfpaged.quality.metrics import summarize
@@ -26,7 +28,8 @@ class LayerEffect(NamedTuple):
 
 def alone(side: Side, layer: int) -> Side:
     """The format of `side` in this layer, all others native."""
-    return Side(f"layer {layer}", {"default": "auto", "layers": {layer: _format_of(side.kv_dtype, layer)}})
+    kv_dtype = {"default": "auto", "layers": {layer: resolve_format(side.kv_dtype).of_layer(layer)}}
+    return replace(side, name=f"layer {layer}", kv_dtype=kv_dtype)
 
 
 def paged_layers(model: PreTrainedModel) -> list[int]:
@@ -49,12 +52,7 @@ def rank_layers(
 
 def exempting(side: Side, effects: Sequence[LayerEffect]) -> dict[str, Any]:
     """What to give as `kv_dtype` so that these layers stay native."""
-    known = side.kv_dtype if isinstance(side.kv_dtype, Mapping) else {"default": side.kv_dtype}
-    layers = dict(known.get("layers", {})) | {effect.layer: "auto" for effect in effects}
-    return {"default": known.get("default", "auto"), "layers": dict(sorted(layers.items()))}
-
-
-def _format_of(kv_dtype: Any, layer: int) -> Any:
-    if not isinstance(kv_dtype, Mapping):
-        return kv_dtype
-    return kv_dtype.get("layers", {}).get(layer, kv_dtype.get("default", "auto"))
+    default = side.kv_dtype.get("default", "auto") if isinstance(side.kv_dtype, Mapping) else side.kv_dtype
+    layers = {layer: own.name for layer, own in resolve_format(side.kv_dtype).exempt}
+    layers |= {effect.layer: "auto" for effect in effects}
+    return {"default": default, "layers": dict(sorted(layers.items()))}

@@ -76,6 +76,15 @@ def notes(contexts: Sequence[Context], texts: Mapping[str, int]) -> list[str]:
     return lines
 
 
+def residual_notes(judged: Sequence[Judged]) -> list[str]:
+    """What formats keep besides their blocks, once for each format."""
+    kept = {one.figures.format: one.figures.bytes_per_sequence for one in judged if one.figures.bytes_per_sequence}
+    return [
+        f"{name}: besides its blocks, {count:,} bytes for each sequence, whose unfilled block stays as it was computed"
+        for name, count in kept.items()
+    ]
+
+
 def layer_table(effects: Sequence[LayerEffect]) -> Table:
     """The worst layers, each quantized alone."""
     result = Table(title="Worst layers, each quantized alone", title_justify="left")

@@ -15,7 +15,7 @@ import hfpaged
 from hfpaged import demo_model
 from hfpaged.conditions import cpu_threads, quiet_transformers
 from hfpaged.errors import InvalidConfigError
-from hfpaged.kv_scales import LARGEST
+from hfpaged.kv_scales import LARGEST, KVScales
 from hfpaged.quality import report
 from hfpaged.quality.calibration import calibrate
 from hfpaged.quality.contexts import Context, fit_all, parse_contexts
@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
     """Print the tables and the verdict; 3 if a format is not fit. Raises InvalidConfigError, DemoModelError."""
     _check(args)
     contexts = parse_contexts(args.contexts)
-    sides = [] if args.calibrate else parse_sides(args.kv or JUDGED, args.against)
+    sides = [] if args.calibrate else parse_sides(args.kv or JUDGED, args.against, _scales(args.kv_scales))
     with cpu_threads(args.threads), quiet_transformers():
         model, tokenizer = demo_model.load(_model_name(args), args.dtype, args.device)
         corpus = load_corpus(args.data, tokenizer)
@@ -107,6 +107,13 @@ def _check(args: argparse.Namespace) -> None:
         check_plot(args.plot)
 
 
+def _scales(path: str | None) -> KVScales | None:
+    try:
+        return None if path is None else KVScales.load(path)
+    except OSError as error:
+        raise InvalidConfigError(f"--kv-scales {path}: {error.strerror}; give a file of --calibrate") from error
+
+
 def _model_name(args: argparse.Namespace) -> str | None:
     name: str | None = args.model if args.name is None else args.name
     return name
@@ -123,6 +130,8 @@ def _print(found: Report, contexts: Sequence[Context], subject: Subject) -> None
     for line in report.notes(contexts, texts):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     console.print(report.table(found.judged))
+    for line in report.residual_notes(found.judged):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
     if found.layers:
         console.print(report.layer_table(found.layers))
         console.print(report.head_table(found.heads))

@@ -14,7 +14,7 @@ from hfpaged.bench.setting import Setting
 from hfpaged.pool_size import free_memory
 from hfpaged.quality.contexts import Context
 from hfpaged.quality.corpus import Corpus
-from hfpaged.quality.sides import Side
+from hfpaged.quality.sides import Footprint, Side
 
 MEMORY_SHARE = 0.25  # of what is free, for the caches of one batch
 BATCH_TOKENS = 16_384  # more in one cache makes nothing faster
@@ -22,16 +22,16 @@ BATCH_TOKENS = 16_384  # more in one cache makes nothing faster
 
 @dataclass(frozen=True)
 class Subject:
-    """`sizes` are the bytes per token of the native cache and of each side, in their order."""
+    """`sizes` are what the native cache and each side take, in their order."""
 
     model: PreTrainedModel
     corpus: Corpus
     num_texts: int
-    sizes: Sequence[float]
+    sizes: Sequence[Footprint]
 
     @classmethod
     def of(cls, model: PreTrainedModel, corpus: Corpus, num_texts: int, sides: Sequence[Side]) -> Subject:
-        return cls(model, corpus, num_texts, [side.bytes_per_token(model) for side in sides])
+        return cls(model, corpus, num_texts, [side.footprint(model) for side in sides])
 
     @property
     def positions(self) -> int | None:
@@ -48,19 +48,19 @@ class Subject:
 
     def batches(self, texts: Tensor, caches: int | None = None) -> Iterator[Tensor]:
         """The rows of `texts` in parts, so small that one cache of each side fits, or `caches` native ones."""
-        per_token = sum(self.sizes) if caches is None else caches * self.sizes[0]
+        per_token = sum(size.per_token for size in self.sizes) if caches is None else caches * self.native_bytes
         fitting = int(MEMORY_SHARE * free_memory(self.model.device) / per_token)
         rows = max(1, min(fitting, BATCH_TOKENS) // texts.shape[1])
         yield from texts.split(rows)
 
     @property
     def native_bytes(self) -> float:
-        return self.sizes[0]
+        return self.sizes[0].per_token
 
     @property
     def bfloat16_bytes(self) -> float:
         """As many numbers as the native cache keeps, two bytes each."""
-        return self.sizes[0] * torch.bfloat16.itemsize / self.model.dtype.itemsize
+        return self.native_bytes * torch.bfloat16.itemsize / self.model.dtype.itemsize
 
     @property
     def _setting(self) -> Setting:
