@@ -119,7 +119,7 @@ def test_bytes_per_token_are_keys_and_values_of_all_layers(model):
     assert NATIVE.footprint(model) == (4 * numbers, 0)
     assert HALF.footprint(model) == (2 * numbers, 0)
     heads = numbers // config.head_dim
-    assert Side("int8", "int8").footprint(model) == (numbers + 4 * heads, 0)
+    assert Side("int8", "int8").footprint(model) == (numbers + 2 * heads, 0)  # a scale of 2 bytes for each row
 
 
 def test_a_format_of_four_bits_keeps_a_block_of_each_sequence_as_it_was_computed(model):

@@ -28,8 +28,8 @@ class LayerEffect(NamedTuple):
 
 def alone(side: Side, layer: int) -> Side:
     """The format of `side` in this layer, all others native."""
-    kv_dtype = {"default": "auto", "layers": {layer: resolve_format(side.kv_dtype).of_layer(layer)}}
-    return replace(side, name=f"layer {layer}", kv_dtype=kv_dtype)
+    own = dict(resolve_format(side.kv_dtype).exempt).get(layer, _default(side))
+    return replace(side, name=f"layer {layer}", kv_dtype={"default": "auto", "layers": {layer: own}})
 
 
 def paged_layers(model: PreTrainedModel) -> list[int]:
@@ -52,7 +52,11 @@ def rank_layers(
 
 def exempting(side: Side, effects: Sequence[LayerEffect]) -> dict[str, Any]:
     """What to give as `kv_dtype` so that these layers stay native."""
-    default = side.kv_dtype.get("default", "auto") if isinstance(side.kv_dtype, Mapping) else side.kv_dtype
     layers = {layer: own.name for layer, own in resolve_format(side.kv_dtype).exempt}
     layers |= {effect.layer: "auto" for effect in effects}
-    return {"default": default, "layers": dict(sorted(layers.items()))}
+    return {"default": _default(side), "layers": dict(sorted(layers.items()))}
+
+
+def _default(side: Side) -> Any:
+    """What layers have that are not named."""
+    return side.kv_dtype.get("default", "auto") if isinstance(side.kv_dtype, Mapping) else side.kv_dtype
