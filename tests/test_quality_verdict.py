@@ -27,7 +27,8 @@ def figures(name="int8", context=SHORT, **changes):
         "format": name, "context": context, "scored": 1524, "perplexity_native": 20.0, "perplexity": 20.01,
         "ppl_change": 0.0005, "ppl_error": 0.0002, "kl_mean": 0.0004, "kl_p99": 0.003, "top1": 0.985,
         "generated": 64, "parts_at": 17, "equal_generations": 0.5, "rouge_l": 0.8, "bytes_per_token": 12240.0,
-        "bytes_per_sequence": 0, "of_native": 0.266, "of_bfloat16": 0.53, "kl_by_position": tuple([0.001] * context.fed),
+        "bytes_per_sequence": 0, "of_native": 0.266, "of_bfloat16": 0.53,
+        "kl_by_position": tuple([0.001] * context.fed),
     }  # fmt: skip
     return Figures(**known | changes)
 
