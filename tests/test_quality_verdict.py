@@ -179,6 +179,9 @@ def test_lines_of_the_plot_are_means_of_neighbours_at_their_middle():
     places, values = plot.points(figures(context=Context("20", 21), kl_by_position=kl))
     assert places == [1 + 3.5, 9 + 3.5, 17 + 1.5]
     assert values == [3.5, 11.5, 17.5]
+    _, values = plot.points(figures(context=Context("20", 21), kl_by_position=(0.0,) * 8 + kl[8:]))
+    assert math.isnan(values[0])
+    assert values[1:] == [11.5, 17.5]
 
 
 def test_the_plot_is_a_png_with_a_panel_for_each_length(tmp_path):

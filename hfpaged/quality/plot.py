@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +13,6 @@ from hfpaged.quality.contexts import Context
 from hfpaged.quality.figures import Figures
 
 SMOOTHED = 8  # positions in one point of a line: single ones are too noisy to see anything
-FLOOR = 1e-9  # what a logarithmic axis shows of zero
 
 
 def check_plot(path: str) -> None:
@@ -43,11 +43,13 @@ def draw(path: str | os.PathLike[str], all_figures: Sequence[Figures]) -> None:
 
 
 def points(figures: Figures) -> tuple[list[float], list[float]]:
-    """Positions and KL, each the mean of SMOOTHED neighbours; the last ones may be fewer."""
+    """Positions and KL, each the mean of SMOOTHED neighbours; the last ones may be fewer. Zero, which a
+    logarithmic axis cannot show, is a gap.
+    """
     values, start = figures.kl_by_position, figures.context.prompt
     chunks = [values[i : i + SMOOTHED] for i in range(0, len(values), SMOOTHED)]
     places = [start + i * SMOOTHED + (len(chunk) - 1) / 2 for i, chunk in enumerate(chunks)]
-    return places, [max(sum(chunk) / len(chunk), FLOOR) for chunk in chunks]
+    return places, [sum(chunk) / len(chunk) or math.nan for chunk in chunks]
 
 
 def _title(context: Context) -> str:
