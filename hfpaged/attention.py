@@ -14,6 +14,7 @@ from hfpaged.attention_origin import origin
 from hfpaged.handle import LazyKV
 from hfpaged.kv_storage import LayerStore
 from hfpaged.mask import LazyMask
+from hfpaged.new_blocks import NewBlocks, new_blocks
 from hfpaged.paged_layer import LayerStep, flat_tokens
 from hfpaged.step import Step
 
@@ -91,10 +92,10 @@ def _paged(
     scale = dim**-0.5 if scaling is None else scaling
     softcap, sinks = _heeded(module, kwargs.get("softcap"), kwargs.get("s_aux"))
     whole = length == step.key.shape[2]
-    if step.step.is_first and whole and softcap is None and sinks is None and (window is None or length <= window):
+    if step.sees_new and whole and softcap is None and sinks is None and (window is None or length <= window):
         return _first_prefill(module, step, query, scale)
     flat = flat_tokens(query)
-    meta, store = step.step, step.store
+    store, meta = new_blocks(step) if step.sees_new and not step.stores_as_computed else (step.store, step.step)
     if flat.device.type != "cpu":  # kernels for GPUs want one dtype; those for CPUs widen as they read
         flat = flat.to(store.key.dtype)
     options: dict[str, Any] = {"scale": scale, "window": window, "softcap": softcap, "sinks": sinks}
@@ -110,7 +111,7 @@ def _paged(
     return out.view(batch, length, num_heads, -1)
 
 
-def _decode(query: Tensor, store: LayerStore, meta: Step, options: dict[str, Any]) -> Tensor:
+def _decode(query: Tensor, store: LayerStore | NewBlocks, meta: Step, options: dict[str, Any]) -> Tensor:
     """Rows that read the same blocks first are told to the kernel, run by run."""
 
     def attend(rows: slice, shared_blocks: int) -> Tensor:

@@ -24,15 +24,29 @@ class LayerStep:
     are visible.
     """
 
-    __slots__ = ("_steps", "group", "key", "length", "offset", "rows", "step", "store", "value", "window")
+    __slots__ = ("_steps", "group", "key", "length", "offset", "past_length", "rows", "step", "store", "value", "window")
 
     def __init__(
         self, rows: Rows, step: Step, store: LayerStore, key: Tensor, value: Tensor, window: int | None, group: int
     ) -> None:
         self.rows, self.step, self.store, self.group = rows, step, store, group
         self.key, self.value, self.window = key, value, window
-        self.offset, self.length = visible_offset(rows.past_length, window), rows.length
+        self.past_length, self.length = rows.past_length, rows.length
+        self.offset = visible_offset(rows.past_length, window)
         self._steps = rows.steps
+
+    @property
+    def sees_new(self) -> bool:
+        """Whether nothing came before: attention sees the new keys and values as the model computed them, whatever
+        the pool makes of them, in all models and by all ways alike. Later forwards see what is stored.
+        """
+        return self.step.is_first and not self.past_length
+
+    @property
+    def stores_as_computed(self) -> bool:
+        """Whether what is stored is what the model computed."""
+        pairs = ((self.store.key, self.key), (self.store.value, self.value))
+        return all(isinstance(stored, Tensor) and stored.dtype == new.dtype for stored, new in pairs)
 
     def sees_more(self, window: int | None) -> bool:
         """Whether a mask with this window would see positions that a cache with ours does not show any more. What is
@@ -49,7 +63,7 @@ class LayerStep:
         Raises CacheMismatchError where blocks may have left the window since: after the forward; StreamingError.
         """
         new = self.key if is_key else self.value
-        if self.step.is_first and self.store.key.dtype == self.key.dtype:
+        if self.sees_new:
             return new
         stored = self.store.key if is_key else self.store.value
         self.rows.check_whole(self.group)
