@@ -13,9 +13,9 @@ from hfpaged import compat
 from hfpaged.attention_origin import origin
 from hfpaged.handle import LazyKV
 from hfpaged.kv_storage import LayerStore
+from hfpaged.layer_step import LayerStep, flat_tokens
 from hfpaged.mask import LazyMask
 from hfpaged.new_blocks import NewBlocks, new_blocks
-from hfpaged.paged_layer import LayerStep, flat_tokens
 from hfpaged.step import Step
 
 logger = logging.getLogger("hfpaged")

@@ -42,8 +42,8 @@ class Filling:
 class FillingPlan:
     """Takes row after row of a step and gives unfilled blocks their residuals."""
 
-    def __init__(self, residuals: Residuals, block_size: int, num_tokens: int) -> None:
-        self._residuals, self._block_size = residuals, block_size
+    def __init__(self, residuals: Residuals, block_size: int, num_tokens: int, one_layer: bool = False) -> None:
+        self._residuals, self._block_size, self._one_layer = residuals, block_size, one_layer
         self.opened: list[int] = []  # blocks that the step reopened
         self.full: list[int] = []  # blocks whose residual is full now
         self._reopened: list[tuple[int, int]] = []
@@ -70,7 +70,7 @@ class FillingPlan:
         residual = self._residuals.of(block)
         if residual == NONE:
             residual = self._residuals.open(block)
-            if first:
+            if first or self._one_layer:  # the tokens before, or those of the other layers, lie in the block
                 self.opened.append(block)
                 self._reopened.append((block, residual))
         self._slots[tokens] = np.arange(residual * size + first, residual * size + end)

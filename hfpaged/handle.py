@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 if TYPE_CHECKING:
-    from hfpaged.paged_layer import LayerStep
+    from hfpaged.layer_step import LayerStep
 
 
 class LazyTensor(Tensor):

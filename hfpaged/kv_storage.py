@@ -81,10 +81,16 @@ class LayerStore:
                 if not part.has_room(0, num_residuals):
                     part.grow(0, int(num_residuals * GROWTH))
 
-    def write(self, key: Tensor, value: Tensor, step: Step) -> None:
-        """Store the new tokens of a step, [num_tokens, num_kv_heads, dim]; the step says where."""
+    def write(self, key: Tensor | None, value: Tensor | None, step: Step) -> None:
+        """Store the new tokens of a step, [num_tokens, num_kv_heads, dim]; the step says where. None: these stay."""
         with self._lock, torch.no_grad():
             write_step(key, value, self._key, self._value, step)
+
+    def reopen(self, blocks: Tensor) -> None:
+        """Read full blocks back into residuals, [n, 2] int64: (block, residual)."""
+        with self._lock, torch.no_grad():
+            for part in (self._key, self._value):
+                part.reopen(blocks.to(self.key.device))
 
     def copy_blocks(self, copies: list[BlockCopy]) -> None:
         """Make the copies of a copy-on-write."""

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hfpaged.paged_layer import LayerStep, flat_tokens
+from hfpaged.layer_step import LayerStep, flat_tokens
 from hfpaged.step import Step
 
 

@@ -4,77 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-import hfpaged_kernels as kernels
 import torch
 from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin
 
 from hfpaged.errors import CacheMismatchError
-from hfpaged.graph import with_graph
 from hfpaged.handle import LazyKV
 from hfpaged.kv_storage import LayerStore, check_signature
 from hfpaged.layer_groups import LayerGroup, visible_offset
+from hfpaged.layer_step import LayerStep, dense_rows, flat_tokens
 from hfpaged.rows import Rows
 from hfpaged.step import Step
 from hfpaged.stored_steps import reading_step, rewriting_step
-
-
-class LayerStep:
-    """One layer in one step: the new keys and values, and where all earlier ones lie. Positions offset .. length - 1
-    are visible.
-    """
-
-    __slots__ = ("_steps", "group", "key", "length", "offset", "past_length", "rows", "step", "store", "value", "window")
-
-    def __init__(
-        self, rows: Rows, step: Step, store: LayerStore, key: Tensor, value: Tensor, window: int | None, group: int
-    ) -> None:
-        self.rows, self.step, self.store, self.group = rows, step, store, group
-        self.key, self.value, self.window = key, value, window
-        self.past_length, self.length = rows.past_length, rows.length
-        self.offset = visible_offset(rows.past_length, window)
-        self._steps = rows.steps
-
-    @property
-    def sees_new(self) -> bool:
-        """Whether nothing came before: attention sees the new keys and values as the model computed them, whatever
-        the pool makes of them, in all models and by all ways alike. Later forwards see what is stored.
-        """
-        return self.step.is_first and not self.past_length
-
-    @property
-    def stores_as_computed(self) -> bool:
-        """Whether what is stored is what the model computed."""
-        pairs = ((self.store.key, self.key), (self.store.value, self.value))
-        return all(isinstance(stored, Tensor) and stored.dtype == new.dtype for stored, new in pairs)
-
-    def sees_more(self, window: int | None) -> bool:
-        """Whether a mask with this window would see positions that a cache with ours does not show any more. What is
-        stored depends then on the pieces in which the tokens came, and is for nobody else.
-        """
-        is_wider = self.window is not None and (window is None or window > self.window)
-        if is_wider:
-            self.rows.see_later_tokens()
-        return is_wider and self.offset > 0
-
-    def dense(self, is_key: bool, past_had_graph: bool = False) -> Tensor:
-        """[batch, num_kv_heads, visible length, dim], zeros where padding was not stored.
-
-        Raises CacheMismatchError where blocks may have left the window since: after the forward; StreamingError.
-        """
-        new = self.key if is_key else self.value
-        if self.sees_new:
-            return new
-        stored = self.store.key if is_key else self.store.value
-        self.rows.check_whole(self.group)
-        if self.window is not None and self._steps is not self.rows.steps:
-            raise CacheMismatchError(
-                f"keys or values of {self.length} positions of a layer with a window of {self.window} were read after "
-                "their forward, when blocks that left the window may hold something else; read them in the forward, "
-                "or those of cache.layers[i] now"
-            )
-        full = dense_rows(self.rows, self.step, stored, self.offset, self.length).to(new.dtype)
-        return with_graph(full, new, past_had_graph) if new.requires_grad or past_had_graph else full
 
 
 class PagedLayer(CacheLayerMixin):
@@ -202,8 +143,7 @@ class PagedLayer(CacheLayerMixin):
         return dense_rows(rows, step, stored, visible_offset(rows.length, self.group.window), rows.length)
 
     def _overwrite(self, *, key: Tensor | None = None, value: Tensor | None = None) -> None:
-        old_key, old_value = self.keys, self.values
-        new, old = (key, old_key) if key is not None else (value, old_value)
+        new, old = (key, self.keys) if key is not None else (value, self.values)
         if new is None or old is None or new.shape != old.shape:
             raise CacheMismatchError(
                 f"layer {self._index} holds keys or values of shape {_shape(old)} and was assigned {_shape(new)}; all "
@@ -211,10 +151,19 @@ class PagedLayer(CacheLayerMixin):
             )
         step = rewriting_step(self._rows, self._group_index, new.shape[2]).to(new.device)
         assert self._store is not None
-        assert old_key is not None
-        assert old_value is not None
-        key, value = (old_key if key is None else key), (old_value if value is None else value)
-        self._store.write(flat_tokens(key.detach()), flat_tokens(value.detach()), step)
+        self._reopen(step)
+        key, value = (None if part is None else flat_tokens(part.detach()) for part in (key, value))
+        self._store.write(key, value, step)
+        with self._rows.pool.changing():
+            self._rows.residuals.settle()
+
+    def _reopen(self, step: Step) -> None:
+        """A residual is there for all layers or for none: what one of them is to write anew, all read back."""
+        pool = self._rows.pool
+        if step.filling is not None and pool.residuals is not None:
+            for store in {store for layer in self.group.layers for store in pool.layer_stores.get(layer, ())}:
+                store.reserve(pool.blocks.high_water, pool.num_blocks, pool.residuals.high_water)
+                store.reopen(step.filling.reopened)
 
     def _lazy(self, layer_step: LayerStep, new: Tensor, is_key: bool) -> Tensor:
         shape = (new.shape[0], new.shape[1], layer_step.length - layer_step.offset, new.shape[3])
@@ -223,32 +172,5 @@ class PagedLayer(CacheLayerMixin):
         return lazy
 
 
-def dense_rows(rows: Rows, step: Step, cache: kernels.Cache, offset: int, length: int) -> Tensor:
-    """[batch, num_kv_heads, length - offset, dim]: positions offset .. length - 1 of the padded rows, all of whose
-    tokens must lie in blocks that are held; padding is zeros.
-    """
-    packed = kernels.gather(cache, step.block_tables, step.context_lengths, step.residuals)
-    if rows.kept is None:
-        if bool((step.context_lengths == packed.shape[2]).all()):
-            return packed[:, :, packed.shape[2] - (length - offset) :]
-        kept = torch.ones(len(packed), length - offset, dtype=torch.bool, device=cache.device)
-    else:
-        kept = torch.from_numpy(rows.kept[:, offset:length]).to(cache.device)
-    padded = packed.new_zeros(*packed.shape[:2], length - offset, packed.shape[3])
-    # Of each row the last tokens that are held, as many as positions from `offset` on are no padding.
-    ends = step.context_lengths[:, None]
-    places = torch.arange(packed.shape[2], device=cache.device)
-    visible = (places >= ends - kept.sum(dim=1, keepdim=True)) & (places < ends)
-    padded.transpose(1, 2)[kept] = packed.transpose(1, 2)[visible]
-    return padded
-
-
 def _shape(tensor: Tensor | None) -> tuple[int, ...] | None:
     return None if tensor is None else tuple(tensor.shape)
-
-
-def flat_tokens(states: Tensor) -> Tensor:
-    """[batch, heads, length, dim] -> [batch * length, heads, dim], without a copy where the model laid it out so."""
-    if states.shape[2] == 1:  # a decode step: one operation is enough
-        return states.squeeze(2)
-    return states.transpose(1, 2).reshape(-1, states.shape[1], states.shape[3])

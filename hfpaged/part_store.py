@@ -68,9 +68,8 @@ class PartStore:
 
     def reopen(self, reopened: Tensor) -> None:
         """Read full blocks back into residuals, as something is to be written into the middle of them: [n, 2]."""
-        if len(reopened):
+        if len(reopened) and self.residual is not None:
             assert isinstance(self.cache, QuantizedCache)
-            assert self.residual is not None
             blocks, residuals = reopened.unbind(1)
             self.residual[residuals] = read_blocks(self.cache, blocks).transpose(1, 2).to(self._dtype)
 
@@ -88,9 +87,9 @@ class PartStore:
         )  # fmt: skip
 
 
-def write_step(key: Tensor, value: Tensor, keys: PartStore, values: PartStore, step: Step) -> None:
-    """Store the new tokens of a step, [num_tokens, num_kv_heads, dim]."""
-    both = [(key, keys), (value, values)]
+def write_step(key: Tensor | None, value: Tensor | None, keys: PartStore, values: PartStore, step: Step) -> None:
+    """Store the new tokens of a step, [num_tokens, num_kv_heads, dim]; what is None stays as it is."""
+    both = [(rows, part) for rows, part in ((key, keys), (value, values)) if rows is not None]
     _write([(rows, part.cache) for rows, part in both if part.residual is None], step.slots)
     through = [(rows, part, part.residual) for rows, part in both if part.residual is not None]
     if not through:

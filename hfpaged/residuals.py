@@ -19,15 +19,13 @@ class Residuals:
     def __init__(self) -> None:
         self._of: dict[int, int] = {}
         self._free: list[int] = []
+        # One more than the largest residual that was ever handed out. A number of its own: stores ask for it while
+        # another thread moves one from one list to the other.
+        self.high_water = 0
 
     @property
     def num_open(self) -> int:
         return len(self._of)
-
-    @property
-    def high_water(self) -> int:
-        """One more than the largest residual that was ever handed out."""
-        return len(self._of) + len(self._free)
 
     def of(self, block: int) -> int:
         """The residual of a block, NONE where it has none."""
@@ -35,8 +33,10 @@ class Residuals:
 
     def open(self, block: int) -> int:
         """A residual for `block`, which has none."""
-        residual = self._free.pop() if self._free else self.high_water
-        self._of[block] = residual
+        if not self._free:
+            self._free.append(self.high_water)
+            self.high_water += 1
+        residual = self._of[block] = self._free.pop()
         return residual
 
     def close(self, block: int) -> None:

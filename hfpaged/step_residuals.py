@@ -36,11 +36,15 @@ class StepResiduals:
             for group in by_group
         ]  # fmt: skip
 
-    def with_filling(self, step: Step, tables: Many[BlockTable], kept: Bools | None, stores: Many[bool]) -> Step:
-        """The step with what it does to residuals, which are opened here."""
+    def with_filling(
+        self, step: Step, tables: Many[BlockTable], kept: Bools | None, stores: Many[bool], one_layer: bool = False
+    ) -> Step:
+        """The step with what it does to residuals, which are opened here. Where it is of `one_layer` only, the others
+        must read back what it reopens.
+        """
         if self._residuals is None:
             return step
-        plan = FillingPlan(self._residuals, tables[0].block_size, len(step.slots))
+        plan = FillingPlan(self._residuals, tables[0].block_size, len(step.slots), one_layer)
         lengths, contexts = step.query_lengths.tolist(), step.context_lengths.tolist()
         width = len(step.slots) // len(tables)
         for row, (table, context, length) in enumerate(zip(tables, contexts, lengths, strict=True)):
@@ -61,8 +65,8 @@ class StepResiduals:
 
     @property
     def are_due(self) -> bool:
-        """Whether a step filled some."""
-        return bool(self._full)
+        """Whether a step filled or reopened some."""
+        return bool(self._full or self._opened)
 
     def settle(self) -> None:
         """The step is over: what it filled lies in its blocks."""
@@ -72,7 +76,9 @@ class StepResiduals:
             self._full, self._opened = [], []
 
     def undo(self) -> None:
-        """The step will be undone: what it filled stays in residuals, what it read back is in no layer for sure."""
+        """The step will be undone: what it filled stays in residuals, what it read back is in no layer for sure. Of the
+        latter the blocks hold the truth, quantized once more in layers that have filled them meanwhile.
+        """
         if self._residuals is not None:
             for block in self._opened:
                 self._residuals.close(block)

@@ -32,4 +32,4 @@ def rewriting_step(rows: Rows, group: int, count: int) -> Step:
     owns = [True] * len(tables)
     step = build_step(tables, rows.pool.block_size, count, kept, owns)
     with rows.pool.changing():
-        return rows.residuals.with_filling(step, tables, kept, owns)
+        return rows.residuals.with_filling(step, tables, kept, owns, one_layer=True)

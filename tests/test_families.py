@@ -12,7 +12,7 @@ from family_models import MODEL_TYPES, build, config_of
 from family_runs import measure
 
 from hfpaged import attention
-from hfpaged.paged_layer import LayerStep
+from hfpaged.layer_step import LayerStep
 from hfpaged.verdict import CORRECT, FAST, NO_CACHE, REFUSED, examine
 
 RECORD = family_readme.recorded()

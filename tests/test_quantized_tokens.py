@@ -23,8 +23,8 @@ BLOCK = 8
 # Of a largest logit. A number that lies between two codes may go to either side by the last bit of a sum; then this row
 # differs by a part of one code, and no other row does.
 TIGHT, ONE_CODE = 1e-4, 0.03
-# Rows that are equal: what they have in common is computed once, and the last column sees it as it is stored. Of prompts
-# of one length that is all but the last column.
+# Rows that are equal: what they have in common is computed once, and the last column sees it as it is stored. In
+# prompts of one length that is all but the last token.
 ALIKE = ("return_sequences", "beams", "beams_returned", "beams_sampled")
 OWN_PADDING = ("bloom", "mpt")  # models that look at padding, which is stored for them
 

@@ -20,7 +20,7 @@ from hfpaged.errors import CacheMismatchError, OutOfBlocksError, WindowPassedErr
 from hfpaged.kv_format import FORMATS
 from hfpaged.kv_pool import KVPool
 from hfpaged.layer_groups import LayerGroup
-from hfpaged.paged_layer import dense_rows
+from hfpaged.layer_step import dense_rows
 from hfpaged.rows import Rows
 from hfpaged.step import StepPlan
 from hfpaged.stored_steps import reading_step, rewriting_step
