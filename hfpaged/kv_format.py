@@ -1,7 +1,7 @@
 """KV formats: how keys and values lie in memory, as records.
 
 What "int4" is made of, and what was tried for it: SmolLM2-135M, head dim 64, blocks of 16, 3,072 tokens of the texts
-that `hfpaged quality` brings along, in 24 contexts of 128, keys and values replaced by what they would be read as. Bytes
+that `hfpaged quality` brings along, in 24 contexts of 128; keys and values are replaced by what would be read. Bytes
 are against bfloat16, scales included; channel scales take 8 bits each but where it says bfloat16.
 
     keys                                      values     bytes   perplexity  top-1    KL
