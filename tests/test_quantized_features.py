@@ -201,9 +201,9 @@ def test_a_pool_that_is_too_small_harms_nobody_else(fmt):
     pair = Pair(fmt, prefix_sharing=False)
     pair.step(tokens(21))
     greedy = hfpaged.PagedCache(pair.model, pool=pair.cache.pool, prefix_sharing=False)
+    ids = torch.cat([tokens(33, seed, 1) for seed in range(50)])
     with pytest.raises(OutOfBlocksError), torch.no_grad():
-        for seed in range(100):
-            pair.model(tokens(33, seed), **{CACHE: greedy})
+        pair.model(ids, **{CACHE: greedy})
     pair.cache.pool.check_integrity()
     pair.steps(9)
     del greedy
