@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from hfpaged.bench.catalog import PREFIX_ROWS, ROWS, Row
+from hfpaged.bench.quant_rows import QUANT_ROWS
 
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -14,6 +15,7 @@ examples:
   hfpaged bench generate --model ./my-model --device cuda --dtype bfloat16
   hfpaged bench generate --only decode-long,beam-memory --json figures.json
   hfpaged bench prefix                                    what is it worth that prompts begin alike?
+  hfpaged bench quant --only int8-decode,int8-hqq         what does a quantized KV cache cost or gain in speed?
 
 exit codes: 0, 1 when tokens differ, 3 with --strict when a target is missed
 """
@@ -26,6 +28,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     kinds = parser.add_subparsers(metavar="KIND", dest="kind", required=True)
     _add_kind(kinds, "generate", "model.generate() with DynamicCache and with PagedCache, side by side", ROWS)
     _add_kind(kinds, "prefix", "prompts that begin alike, with and without sharing, side by side", PREFIX_ROWS)
+    line = "quantized PagedCaches, the native one and transformers' QuantizedCache, side by side"
+    _add_kind(kinds, "quant", line, QUANT_ROWS)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -39,7 +43,8 @@ def _add_kind(
     kinds: argparse._SubParsersAction[argparse.ArgumentParser], name: str, line: str, rows: tuple[Row, ...]
 ) -> None:
     line = f"{line} in one process"
-    lines = "\n".join(f"  {row.name:13} {row.describe()}, {row.goal}" for row in rows)
+    width = max(13, *(len(row.name) for row in rows))
+    lines = "\n".join(f"  {row.name:{width}} {row.describe()}, {row.goal}" for row in rows)
     kind = kinds.add_parser(
         name, help=line, description=f"{line}\n\nrows:\n{lines}", epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -49,6 +54,7 @@ def _add_kind(
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", nargs="?", metavar="MODEL", help="the same as --model")
     parser.add_argument("--model", help="folder or hub id (default: SmolLM2-135M-Instruct from PyPI)")
     parser.add_argument("--dtype", choices=DTYPES, default="float32", help="default: float32")
     parser.add_argument("--device", default="cpu", help="where torch runs the model (default: cpu)")

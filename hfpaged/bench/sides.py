@@ -1,4 +1,4 @@
-"""The two sides of every comparison: transformers as it is, and the same model with a PagedCache."""
+"""The sides of comparisons: transformers as it is, and the same model with a PagedCache, quantized or not."""
 
 from __future__ import annotations
 
@@ -35,3 +35,12 @@ PAGED = Side(
     kv_bytes=lambda cache: int(cache.stats().bytes_reserved),
 )
 SIDES = (PLAIN, PAGED)
+
+
+def quantized(kv_dtype: str, num_blocks: int | None = None) -> Side:
+    """hfpaged with a KV format, and a pool that grows to at most `num_blocks`."""
+
+    def make_cache(model: PreTrainedModel) -> Any:
+        return hfpaged.PagedCache(model, kv_dtype=kv_dtype, num_blocks=num_blocks, prefix_sharing=False)
+
+    return Side(kv_dtype, PAGED.switch, make_cache, PAGED.kv_bytes)

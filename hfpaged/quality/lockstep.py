@@ -11,6 +11,7 @@ that is how the cache works, so what it predicts is not scored. All later tokens
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -20,11 +21,17 @@ from hfpaged.cache import PagedCache
 from hfpaged.quality.contexts import Context
 from hfpaged.quality.forward import forward
 from hfpaged.quality.metrics import TokenScores, log_probs, score
-from hfpaged.quality.sides import NATIVE, Side
+from hfpaged.quality.sides import NATIVE
+
+
+class CacheMaker(Protocol):
+    """A side of the comparison: a KV format of ours, or another cache of transformers."""
+
+    def make_cache(self, model: PreTrainedModel) -> Any: ...
 
 
 def compare(
-    model: PreTrainedModel, batches: Iterable[Tensor], context: Context, sides: Sequence[Side],
+    model: PreTrainedModel, batches: Iterable[Tensor], context: Context, sides: Sequence[CacheMaker],
     tick: Callable[[], None],
 ) -> list[TokenScores]:  # fmt: skip
     """For each side its scores [texts, context.fed] on the CPU. `batches` are token ids [rows, context.cached + 1];
@@ -40,7 +47,7 @@ def joined(parts: Sequence[TokenScores], dim: int) -> TokenScores:
 
 
 def _compare_batch(
-    model: PreTrainedModel, batch: Tensor, context: Context, sides: Sequence[Side], tick: Callable[[], None]
+    model: PreTrainedModel, batch: Tensor, context: Context, sides: Sequence[CacheMaker], tick: Callable[[], None]
 ) -> list[TokenScores]:
     caches = [side.make_cache(model) for side in (NATIVE, *sides)]
     try:
@@ -52,11 +59,12 @@ def _compare_batch(
             tick()
     finally:
         for cache in caches:
-            cache.free()
+            if isinstance(cache, PagedCache):  # others leave nothing behind in a pool
+                cache.free()
     return [joined(of_side, dim=1) for of_side in zip(*steps, strict=True)]
 
 
-def _step(model: PreTrainedModel, batch: Tensor, position: int, caches: Sequence[PagedCache]) -> list[TokenScores]:
+def _step(model: PreTrainedModel, batch: Tensor, position: int, caches: Sequence[Any]) -> list[TokenScores]:
     """Scores [rows, 1] of all caches but the first, which they are compared with."""
     ids, targets = batch[:, position : position + 1], batch[:, position + 1]
     native, *others = (log_probs(forward(model, ids, cache)) for cache in caches)

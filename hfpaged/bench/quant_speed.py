@@ -1,0 +1,79 @@
+"""Rows *-decode, int8-hqq, int4-hqq and int4-quanto: tokens per second of quantized caches.
+
+Each step of the one side stands beside the same step of the other, with the same token, and the median step counts.
+transformers' caches quantize all they hold again after every 128th token (their default); these steps are rare, long,
+and do not show in a median.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+
+from hfpaged.bench.random_prompts import random_ids
+from hfpaged.bench.result import Measured
+from hfpaged.bench.rivals import HQQ_4, HQQ_8, QUANTO_4, Rival, not_measured, obstacle
+from hfpaged.bench.setting import Setting
+from hfpaged.bench.shape import Shape
+from hfpaged.bench.sides import PAGED, Side, quantized
+from hfpaged.bench.stored_prompts import LayerStates, fill, prompt_states
+from hfpaged.quality.forward import forward
+
+WARM_UP = 4  # steps: the kernels compile here
+
+
+def over_native(kv_dtype: str, setting: Setting, shape: Shape) -> Measured:
+    """The value is the speed of a format over that of the native PagedCache."""
+    native, ours = _speeds(setting, shape, PAGED, quantized(kv_dtype))
+    return Measured(ours / native, paged=ours, unit="tok/s", note=f"native PagedCache {native:.1f} tok/s")
+
+
+def over_rival(kv_dtype: str, rival: Rival, setting: Setting, shape: Shape) -> Measured:
+    """The value is the speed of a format over that of transformers' QuantizedCache at the same bits."""
+    reason = obstacle(rival, setting, shape)
+    if reason is not None:
+        return not_measured(reason)
+    theirs, ours = _speeds(setting, shape, rival.side, quantized(kv_dtype))
+    return Measured(ours / theirs, theirs, ours, "tok/s", note=rival.name)
+
+
+def _speeds(setting: Setting, shape: Shape, *sides: Side) -> list[float]:
+    """Tokens per second of each side."""
+    states = prompt_states(setting, shape.batch, shape.prompt)
+    caches = [_filled(setting, side, states) for side in sides]
+    steps = WARM_UP + setting.repeats * shape.new
+    tokens = random_ids(setting, shape.batch, steps)
+    seconds: list[list[float]] = [[] for _ in sides]
+    for step in range(steps):
+        order = range(len(sides)) if step % 2 else reversed(range(len(sides)))
+        for number in order:
+            sides[number].switch(setting.model)
+            elapsed = _step(setting, tokens[:, step : step + 1], caches[number])
+            seconds[number] += [elapsed] if step >= WARM_UP else []
+    return [shape.batch / statistics.median(elapsed) for elapsed in seconds]
+
+
+def _filled(setting: Setting, side: Side, states: Sequence[LayerStates]) -> Any:
+    side.switch(setting.model)
+    cache = side.make_cache(setting.model)
+    fill(cache, states)
+    return cache
+
+
+def _step(setting: Setting, ids: Tensor, cache: Any) -> float:
+    setting.synchronize()
+    start = time.perf_counter()
+    forward(setting.model, ids, cache)
+    setting.synchronize()
+    return time.perf_counter() - start
+
+
+int8, fp8_e4m3, k8v4, int4 = (partial(over_native, name) for name in ("int8", "fp8_e4m3", "k8v4", "int4"))
+int8_hqq = partial(over_rival, "int8", HQQ_8)
+int4_hqq = partial(over_rival, "int4", HQQ_4)
+int4_quanto = partial(over_rival, "int4", QUANTO_4)
