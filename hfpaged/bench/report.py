@@ -11,6 +11,7 @@ from rich.table import Table
 from hfpaged.bench.result import Measured, Outcome, differing, missed, published
 
 MARKS = {True: "met", False: "MISSED", None: ""}
+NONE_JUDGED = "none that has a target was measured"
 
 
 def table(outcomes: Sequence[Outcome]) -> Table:
@@ -67,7 +68,9 @@ def verdict(outcomes: Sequence[Outcome]) -> str:
     tokens = "Same tokens as plain transformers" if compared else "No row that compares tokens was run"
     judged = sum(outcome.is_met is not None for outcome in outcomes)
     if not judged:
-        return f"{tokens}; the sizes of a quick run are too small to judge speed and memory."
+        is_quick = not all(outcome.is_judged for outcome in outcomes)
+        reason = "the sizes of a quick run are too small to judge speed and memory" if is_quick else NONE_JUDGED
+        return f"{tokens}; {reason}."
     if not short:
         return f"{tokens}; {judged} of {judged} targets met."
     return f"{tokens}; {judged - len(short)} of {judged} targets met, missed: {', '.join(short)}."
