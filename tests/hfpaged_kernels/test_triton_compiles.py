@@ -39,14 +39,17 @@ DIAGONAL = [
 ]
 
 
-# Every encoding once or more as keys and as values or beside one that differs; on every target, in turning dtypes.
+# Every encoding once, on every target, in turning dtypes.
 PAIRS = (
     (encodings.INT8, encodings.INT4_GROUPS),
     (encodings.INT4_CHANNEL, encodings.INT4),
     (encodings.FP8_E4M3, encodings.FP8_E5M2_STATIC),
-    (encodings.FP8_E5M2, encodings.INT8),
-    (encodings.FP8_E4M3_STATIC, encodings.INT4_CHANNEL),
+    (encodings.FP8_E4M3_STATIC, encodings.FP8_E5M2),
 )
+# Merging and copying know nothing of encodings.
+READ_OR_WRITE = {
+    "write_kv_kernel", "write_blocks_kernel", "gather_kernel", "decode_kernel", "prefill_kernel", "shared_kernel",
+}  # fmt: skip
 QUANTIZED = [
     (target, DTYPES[(row + column) % len(DTYPES)], pair, ((128, 128), (96, 96), (192, 128), (80, 80))[row])
     for row, target in enumerate(TARGETS)
@@ -76,9 +79,12 @@ def test_every_operation_compiles(target: str, dtype: torch.dtype, dims: tuple[i
 )
 def test_every_encoding_compiles(target: str, dtype: torch.dtype, pair: Any, dims: tuple[int, int]) -> None:
     launches = LAUNCHES["launches_of_every_operation"](dtype, *dims, encodings=pair)
+    # Of decode one will do: with splits it only ends otherwise.
+    chosen = {(launch.kernel.__name__, launch.arguments.get("CODES")): launch for launch in launches}
+    chosen = {key: launch for key, launch in chosen.items() if key[0] in READ_OR_WRITE}
     missing = set() if all(encoding.scales != "channel" for encoding in pair) else {"write_kv_kernel"}
-    assert {launch.kernel.__name__ for launch in launches} == set(LAUNCHES["KERNELS"]) - missing
-    for launch in launches:
+    assert {name for name, _ in chosen} == READ_OR_WRITE - missing
+    for launch in chosen.values():
         _assert_compiles(launch, target)
 
 
