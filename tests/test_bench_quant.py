@@ -202,9 +202,9 @@ def test_tensors_made_of_tensors_count_what_they_are_made_of():
 def test_a_rival_passes_on_what_makes_it(setting, monkeypatch, rival):
     made = []
     monkeypatch.setattr(rivals, "QuantizedCache", lambda *args, **options: made.append((args, options)))
-    for one in (rival, rival.on_other_axis, rival.with_residual(16)):
+    for one in (rival, rival.on_default_axis, rival.with_residual(16)):
         one.make_cache(setting.model)
-    axes = {"hqq": (1, 0, 1), "quanto": (0, -1, 0)}[rival.backend]
+    axes = {"hqq": (1, 0, 1), "quanto": (0, 0, 0)}[rival.backend]
     assert [options["axis_key"] for _, options in made] == [options["axis_value"] for _, options in made] == list(axes)
     assert all(args == (rival.backend, setting.model.config) for args, _ in made)
     assert all(options["nbits"] == rival.bits for _, options in made)

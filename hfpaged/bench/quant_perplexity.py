@@ -38,16 +38,18 @@ class Fed(Context):
 
 
 def measure(kv_dtype: str, rival: Rival, setting: Setting, shape: Shape) -> Measured:
-    """The value is how far our perplexity lies above theirs, on whichever axis theirs is lower; a part of 1."""
+    """The value is how far our perplexity lies above theirs, a part of 1. Theirs is the lower one of the axis that its
+    guide advises and the default.
+    """
     if setting.tokenizer is None:
         return not_measured("perplexity needs texts, and the model has no tokenizer")
     reason = obstacle(rival, setting, shape)
     if reason is not None:
         return not_measured(reason)
-    rivals = (rival, rival.on_other_axis, rival.with_residual(DEFAULT_BLOCK_SIZE))
-    sides = (Side(kv_dtype, kv_dtype), *rivals)
+    as_users_have_it = dict.fromkeys((rival, rival.on_default_axis))
+    sides = (Side(kv_dtype, kv_dtype), *as_users_have_it, rival.with_residual(DEFAULT_BLOCK_SIZE))
     ours, *theirs = compare(setting.model, [_texts(setting, shape)], _context(shape), sides, tick=_nothing)
-    best = min(theirs[:2], key=lambda scores: float(scores.nll.mean()))
+    best = min(theirs[: len(as_users_have_it)], key=lambda scores: float(scores.nll.mean()))
     against = summarize(ours._replace(nll_native=best.nll))
     return Measured(
         value=against.ppl_change,

@@ -56,9 +56,8 @@ class Rival:
         return replace(self, residual_length=length)
 
     @property
-    def on_other_axis(self) -> Rival:
-        """The axis that the guide does not advise; quanto calls the last one -1."""
-        return replace(self, axis=0 if self.axis else -1)
+    def on_default_axis(self) -> Rival:
+        return replace(self, axis=0)
 
 
 HQQ_8 = Rival("hqq", 8, "hqq", "hqq", axis=1)
