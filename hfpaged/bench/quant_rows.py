@@ -11,11 +11,11 @@ from hfpaged.bench.catalog import Row
 from hfpaged.bench.shape import Shape
 from hfpaged.bench.target import Target
 
-DECODE = "decode speed, batch {batch}, prompt {prompt}"
+DECODE = "decode speed, batch {batch}, prompt {prompt}, {new} steps"
 PERPLEXITY = "perplexity above theirs, {batch} texts, prompt {prompt}, {new} scored"
 BYTES = "KV bytes, batch {batch}, prompt {prompt}, {new} new"
 
-TO_NATIVE, TO_RIVALS, TEXTS, HELD = Shape(16, 1024, 32), Shape(16, 1024, 16), Shape(8, 512, 128), Shape(8, 512, 64)
+TO_NATIVE, TO_RIVALS, TEXTS, HELD = Shape(16, 1024, 64), Shape(16, 1024, 32), Shape(8, 512, 128), Shape(8, 512, 64)
 FASTER, LOWER = Target(1.3), Target(below=0.0, is_share=True)
 
 
