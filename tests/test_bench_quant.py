@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from quality_model import byte_tokenizer, small_llama
-from transformers import DynamicCache, LlamaForCausalLM, cache_utils
+from transformers import DynamicCache, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, cache_utils
 
 import hfpaged
 from hfpaged import cli
@@ -18,7 +18,7 @@ from hfpaged.bench.result import Measured, Outcome
 from hfpaged.bench.rivals import HQQ_4, HQQ_8, QUANTO_4, Rival, obstacle, tensor_bytes
 from hfpaged.bench.setting import Setting
 from hfpaged.bench.shape import Shape
-from hfpaged.bench.sides import quantized
+from hfpaged.bench.sides import in_format
 from hfpaged.bench.stored_prompts import fill, prompt_states
 from hfpaged.compat import cache_argument
 from hfpaged.quality.metrics import log_probs
@@ -141,7 +141,7 @@ def test_stored_prompts_are_what_a_forward_would_have_stored(setting):
     states = prompt_states(setting, 2, 40)
     ids = stored_prompts.random_ids(setting, 2, 40)
     following = torch.tensor([[5], [6]])
-    side = quantized("int8")
+    side = in_format("int8")
     side.switch(setting.model)
     given, computed = side.make_cache(setting.model), side.make_cache(setting.model)
     fill(given, states)
@@ -168,6 +168,19 @@ def test_perplexity_against_a_rival_is_that_of_plain_transformers_with_its_cache
     assert measured.value == pytest.approx(measured.paged / measured.plain - 1)
     for name in ("int4 ", "hqq axis 1 ", "hqq axis 0 ", "hqq axis 1 residual 16 "):
         assert name in measured.note
+
+
+def test_layers_with_windows_are_filled_from_the_first_token(setting):
+    torch.manual_seed(0)
+    windows = Qwen2ForCausalLM(Qwen2Config(
+        vocab_size=97, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, layer_types=["full_attention", "sliding_attention"], 
+        sliding_window=16, use_sliding_window=True,
+    )).eval()  # fmt: skip
+    other = replace(setting, model=windows, tokenizer=None)
+    assert {states.key.shape[2] for states in prompt_states(other, 2, 40).values()} == {40}
+    assert quant_speed.int8(other, SHAPE).value > 0
+    assert quant_speed.int4_quanto(other, SHAPE).note.startswith("not measured: ")  # QuantizedCache refuses windows
 
 
 def test_perplexity_needs_a_tokenizer(setting):
@@ -222,7 +235,7 @@ def test_a_real_library_is_really_quantized(setting, rival):
     cache = rival.make_cache(setting.model)
     states = prompt_states(setting, 1, 64)
     fill(cache, states)
-    native = sum(key.nbytes + value.nbytes for key, value in states)
+    native = sum(key.nbytes + value.nbytes for key, value in states.values())
     assert rival.side.kv_bytes(cache) < native / 2
     assert isinstance(cache, cache_utils.QuantizedCache)
 

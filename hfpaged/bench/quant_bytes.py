@@ -8,7 +8,7 @@ from hfpaged.bench.result import Measured
 from hfpaged.bench.rivals import HQQ_4, HQQ_8, QUANTO_4, Rival, not_measured, obstacle
 from hfpaged.bench.setting import Setting
 from hfpaged.bench.shape import Shape
-from hfpaged.bench.sides import Side, quantized
+from hfpaged.bench.sides import Side, in_format
 from hfpaged.bench.stored_prompts import fill, prompt_states
 from hfpaged.config import DEFAULT_BLOCK_SIZE
 
@@ -19,7 +19,7 @@ def measure(kv_dtype: str, rival: Rival, setting: Setting, shape: Shape) -> Meas
     if reason is not None:
         return not_measured(reason)
     blocks = shape.batch * -(-(shape.prompt + shape.new) // DEFAULT_BLOCK_SIZE)
-    theirs, ours = (_bytes(setting, shape, side) for side in (rival.side, quantized(kv_dtype, blocks)))
+    theirs, ours = (_bytes(setting, shape, side) for side in (rival.side, in_format(kv_dtype, blocks)))
     return Measured(ours / theirs, theirs / 1e6, ours / 1e6, "MB", note=rival.name)
 
 

@@ -46,8 +46,12 @@ def measure(kv_dtype: str, rival: Rival, setting: Setting, shape: Shape) -> Meas
     reason = obstacle(rival, setting, shape)
     if reason is not None:
         return not_measured(reason)
-    as_users_have_it = dict.fromkeys((rival, rival.on_default_axis))
-    sides = (Side(kv_dtype, kv_dtype), *as_users_have_it, rival.with_residual(DEFAULT_BLOCK_SIZE))
+    as_users_have_it = list(dict.fromkeys((rival, rival.on_default_axis)))
+    sides: Sequence[Side | Rival] = (
+        Side(kv_dtype, kv_dtype),
+        *as_users_have_it,
+        rival.with_residual(DEFAULT_BLOCK_SIZE),
+    )
     ours, *theirs = compare(setting.model, [_texts(setting, shape)], _context(shape), sides, tick=_nothing)
     best = min(theirs[: len(as_users_have_it)], key=lambda scores: float(scores.nll.mean()))
     against = summarize(ours._replace(nll_native=best.nll))

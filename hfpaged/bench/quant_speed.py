@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -20,8 +19,8 @@ from hfpaged.bench.result import Measured
 from hfpaged.bench.rivals import HQQ_4, HQQ_8, QUANTO_4, Rival, not_measured, obstacle
 from hfpaged.bench.setting import Setting
 from hfpaged.bench.shape import Shape
-from hfpaged.bench.sides import PAGED, Side, quantized
-from hfpaged.bench.stored_prompts import LayerStates, fill, prompt_states
+from hfpaged.bench.sides import Side, in_format
+from hfpaged.bench.stored_prompts import States, fill, keeps_more, prompt_states
 from hfpaged.quality.forward import forward
 
 WARM_UP = 4  # of the steps, not counted: the kernels compile here
@@ -29,7 +28,9 @@ WARM_UP = 4  # of the steps, not counted: the kernels compile here
 
 def over_native(kv_dtype: str, setting: Setting, shape: Shape) -> Measured:
     """The value is the speed of a format over that of the native PagedCache."""
-    native, ours = _speeds(setting, shape, PAGED, quantized(kv_dtype))
+    if keeps_more(setting):
+        return not_measured("this model keeps more of a prompt than keys and values")
+    native, ours = _speeds(setting, shape, in_format("auto"), in_format(kv_dtype))
     return Measured(ours / native, paged=ours, unit="tok/s", note=f"native PagedCache {native:.1f} tok/s")
 
 
@@ -38,7 +39,7 @@ def over_rival(kv_dtype: str, rival: Rival, setting: Setting, shape: Shape) -> M
     reason = obstacle(rival, setting, shape)
     if reason is not None:
         return not_measured(reason)
-    theirs, ours = _speeds(setting, shape, rival.side, quantized(kv_dtype))
+    theirs, ours = _speeds(setting, shape, rival.side, in_format(kv_dtype))
     return Measured(ours / theirs, theirs, ours, "tok/s", note=rival.name)
 
 
@@ -57,7 +58,7 @@ def _speeds(setting: Setting, shape: Shape, *sides: Side) -> list[float]:
     return [shape.batch / statistics.median(elapsed) for elapsed in seconds]
 
 
-def _filled(setting: Setting, side: Side, states: Sequence[LayerStates]) -> Any:
+def _filled(setting: Setting, side: Side, states: States) -> Any:
     side.switch(setting.model)
     cache = side.make_cache(setting.model)
     fill(cache, states)

@@ -74,11 +74,11 @@ def obstacle(rival: Rival, setting: Setting, shape: Shape) -> str | None:
     """Why `rival` cannot be measured, None where it can: it is given the prompts of one layer, and one token more."""
     if not _is_installed(rival.module):
         return f"pip install {rival.package}"
-    first = prompt_states(setting, shape.batch, shape.prompt)[:1]
+    layer, states = next(iter(prompt_states(setting, shape.batch, shape.prompt).items()))
     try:
         cache = rival.make_cache(setting.model)
-        fill(cache, first)
-        fill(cache, first, stop=1)  # reads what is stored
+        fill(cache, {layer: states})
+        fill(cache, {layer: states}, stop=1)  # reads what is stored
     except FAILURES as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         return f"{rival.name} fails: {reason}"

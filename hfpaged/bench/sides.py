@@ -37,7 +37,7 @@ PAGED = Side(
 SIDES = (PLAIN, PAGED)
 
 
-def quantized(kv_dtype: str, num_blocks: int | None = None) -> Side:
+def in_format(kv_dtype: str, num_blocks: int | None = None) -> Side:
     """hfpaged with a KV format, and a pool that grows to at most `num_blocks`."""
 
     def make_cache(model: PreTrainedModel) -> Any:
