@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
     setting = f"{args.dtype} on {args.device}, batch of {len(args.prompts)}, median of {REPEATS}"
     console.print(comparison(outcomes, seconds, setting))
     if kv_format.is_quantized:
-        console.print(quantized_verdict(outcomes, kv_format.name), highlight=False)
+        console.print(quantized_verdict(outcomes, kv_format.title), highlight=False)
         return 0
     console.print(verdict(outcomes, seconds), highlight=False)
     return 0 if outcomes[PLAIN].rows == outcomes[PAGED].rows else 1

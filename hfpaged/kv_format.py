@@ -55,6 +55,11 @@ class KVFormat:
     exempt: tuple[tuple[int, KVFormat], ...] = ()
 
     @property
+    def title(self) -> str:
+        """The name with those of exempt layers: equal titles are equal formats."""
+        return ", ".join([self.name, *(f"layer {layer} {own.name}" for layer, own in self.exempt)])
+
+    @property
     def has_residuals(self) -> bool:
         """Whether layers that are not exempt keep unfilled blocks as the model computes them."""
         return any(isinstance(part, Encoding) and part.bits < 8 for part in (self.key, self.value))
@@ -106,6 +111,9 @@ FORMATS = {
     "int4": KVFormat("int4", encoding.INT4_CHANNEL, encoding.INT4),
 }
 
+# What torch and other engines call them.
+_OTHER_NAMES = {"float8_e4m3fn": "fp8_e4m3", "float8_e5m2": "fp8_e5m2", "fp8": "fp8_e4m3"}
+
 Spec = str | torch.dtype | KVFormat | Mapping[str, Any]
 
 
@@ -120,6 +128,7 @@ def resolve_format(kv_dtype: Spec) -> KVFormat:
     if isinstance(kv_dtype, Mapping):
         return _by_layer(kv_dtype)
     name = str(kv_dtype).removeprefix("torch.")
+    name = _OTHER_NAMES.get(name, name)
     if name in FORMATS:
         return FORMATS[name]
     key, slash, value = name.partition("/")
@@ -143,10 +152,9 @@ def _by_layer(kv_dtype: Mapping[str, Any]) -> KVFormat:
 
 
 def with_exempt(default: KVFormat, layers: Iterable[tuple[int, KVFormat]]) -> KVFormat:
-    """`default` for all layers but those that are given with a format of their own; its name tells them all."""
+    """`default` for all layers but those that are given with a format of their own."""
     exempt = tuple(sorted({layer: own for layer, own in layers if own != default}.items(), key=lambda pair: pair[0]))
-    names = [f"{default.name}"] + [f"layer {layer} {own.name}" for layer, own in exempt]
-    return replace(default, name=", ".join(names), exempt=exempt)
+    return replace(default, exempt=exempt)
 
 
 def _layer_number(layer: object) -> int:
@@ -165,7 +173,7 @@ def with_static_scales(kv_format: KVFormat, name: str, identity: str) -> KVForma
     static = replace(_with_static(kv_format, name), name=f"{kv_format.name} with scales {identity}", exempt=exempt)
     if not any(map(has_static_scales, static.all)):
         raise InvalidConfigError(
-            f"kv_scales= are for {name}, and kv_dtype={kv_format.name!r} stores none; leave one of them out"
+            f"kv_scales= are for {name}, and kv_dtype={kv_format.title!r} stores none; leave one of them out"
         )
     return static
 

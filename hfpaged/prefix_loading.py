@@ -76,7 +76,7 @@ def _check_pool(pool: KVPool, manifest: Manifest, path: str) -> None:
     """Raises PrefixFileError where the file's blocks are not of the pool's kind."""
     for what, saved, own in (
         ("a block size", manifest.block_size, pool.block_size),
-        ("the KV format", manifest.kv_format, pool.kv_format.name),
+        ("the KV format", manifest.kv_format, pool.kv_format.title),
         ("the layer groups", describe(manifest.groups), describe(pool.groups)),
     ):
         if saved != own:

@@ -46,7 +46,7 @@ def save_prefixes(pool: KVPool, path: str | os.PathLike[str]) -> SavedPrefixes:
         roots = [(width, tuple(key for key in keys if key.kind != "device")) for width, keys in tree.roots]
         layers = {layer: kind_of(store) for layer, store in stores.items()}
         manifest = Manifest(
-            pool.block_size, pool.kv_format.name, pool.groups, layers, roots, installed_versions()
+            pool.block_size, pool.kv_format.title, pool.groups, layers, roots, installed_versions()
         )  # fmt: skip
         trees = tree_tensors(tree)
         specs = [TensorSpec(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in trees.items()]

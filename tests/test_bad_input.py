@@ -62,7 +62,8 @@ def assert_all_free(pool):
         ({"num_blocks": -3}, r"num_blocks=-3 is too few"),
         ({"num_blocks": 10, "memory": "1GiB"}, r"memory='1GiB' and num_blocks=10 both say"),
         ({"kv_dtype": "int3"}, r"kv_dtype='int3' is not known; use one of auto"),
-        ({"kv_dtype": torch.int8}, r"kv_dtype='int8' is not known"),
+        ({"kv_dtype": torch.int16}, r"kv_dtype='int16' is not known"),
+        ({"kv_dtype": {"default": "int8", "layers": {99: "auto"}}}, r"layer 99 the format auto"),
     ],
     ids=str,
 )

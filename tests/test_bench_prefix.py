@@ -143,7 +143,7 @@ def test_a_row_for_information_is_never_judged():
 def test_help_lists_the_rows_of_this_kind(capsys):
     with pytest.raises(SystemExit, match="0"):
         cli.main(["bench", "prefix", "--help"])
-    out = capsys.readouterr().out
+    out = " ".join(capsys.readouterr().out.split())
     assert "prefill-batch prompt positions computed, 32 rows, 1000 tokens in common, target <= 10 %" in out
     assert "beam-memory" not in out.split("rows:")[1].split("options:")[0]
 

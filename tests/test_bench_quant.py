@@ -174,7 +174,7 @@ def test_layers_with_windows_are_filled_from_the_first_token(setting):
     torch.manual_seed(0)
     windows = Qwen2ForCausalLM(Qwen2Config(
         vocab_size=97, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, layer_types=["full_attention", "sliding_attention"], 
+        num_key_value_heads=2, layer_types=["full_attention", "sliding_attention"],
         sliding_window=16, use_sliding_window=True,
     )).eval()  # fmt: skip
     other = replace(setting, model=windows, tokenizer=None)

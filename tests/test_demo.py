@@ -56,7 +56,7 @@ def test_both_caches_give_the_same_answers_and_what_the_chats_have_in_common_is_
 def test_a_quantized_cache_takes_less_than_a_third_of_the_bytes(demo_batch):
     model, inputs = demo_batch
     native, quantized = (demo.generate_paged(model, inputs, 4, FORMATS[name]) for name in ("auto", "int8"))
-    assert quantized.blocks == native.blocks
+    assert quantized.blocks.split(" of ")[0] == native.blocks.split(" of ")[0]  # used; more of them fit
     assert quantized.kv_bytes.live < native.kv_bytes.live * 0.27
 
 

@@ -34,13 +34,19 @@ def test_a_dtype_its_name_and_its_full_name_are_one_format():
     assert resolve_format(torch.bfloat16) is resolve_format("bfloat16") is resolve_format("torch.bfloat16")
 
 
+def test_torch_and_other_engines_have_names_of_their_own_for_eight_bits():
+    assert resolve_format(torch.int8) is FORMATS["int8"]
+    assert resolve_format(torch.float8_e4m3fn) is resolve_format("fp8") is FORMATS["fp8_e4m3"]
+    assert resolve_format(torch.float8_e5m2) is FORMATS["fp8_e5m2"]
+
+
 def test_a_format_of_ones_own_passes_through():
     mine = KVFormat("mine", torch.float64, encoding.INT8)
     assert resolve_format(mine) is mine
 
 
 @pytest.mark.parametrize(
-    "unknown", ["int3", "fp32", "", torch.float64, torch.int8, None, "int8/", "/int8", "int8/k8v4"]
+    "unknown", ["int3", "fp32", "", torch.float64, torch.int16, None, "int8/", "/int8", "int8/k8v4"]
 )
 def test_an_unknown_format_is_named_with_all_that_exist(unknown):
     name = str(unknown).removeprefix("torch.")
@@ -66,7 +72,7 @@ def test_formats_of_four_bits_have_residuals(name, has):
 
 def test_a_layer_may_be_exempt():
     fmt = resolve_format({"default": "int8", "layers": {3: "auto", "0": torch.bfloat16, 5: "int8"}})
-    assert fmt.name == "int8, layer 0 bfloat16, layer 3 auto"
+    assert fmt.title == "int8, layer 0 bfloat16, layer 3 auto"
     assert [fmt.of_layer(layer) for layer in range(6)] == [
         FORMATS[name] for name in ("bfloat16", "int8", "int8", "auto", "int8", "int8")
     ]

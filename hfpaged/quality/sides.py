@@ -77,4 +77,4 @@ def _described(text: str) -> Side:
         raise InvalidConfigError(
             f'--kv {text}: this is no JSON such as {{"default": "int8", "layers": {{"0": "auto"}}}}: {error}'
         ) from error
-    return Side(resolve_format(parts).name, parts)
+    return Side(resolve_format(parts).title, parts)
