@@ -75,7 +75,7 @@ def pool_for(
     kv_format = resolve_format(spec.kv_dtype)
     if spec.kv_dtype != "auto" and kv_format != pool.kv_format:
         raise CacheMismatchError(
-            f"kv_dtype={kv_format.title!r}, and the pool stores {pool.kv_format.title}: all caches on one pool have one "
+            f"kv_dtype={kv_format.title!r}, and the pool stores {pool.kv_format.title}: caches on one pool have one "
             "KV format; leave kv_dtype= out, or pool="
         )
     if pool.groups != groups:
