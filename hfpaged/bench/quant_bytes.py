@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 from hfpaged.bench.result import Measured
@@ -15,7 +16,8 @@ from hfpaged.config import DEFAULT_BLOCK_SIZE
 
 def measure(kv_dtype: str, rival: Rival, setting: Setting, shape: Shape) -> Measured:
     """The value is what hfpaged takes as a part of what transformers takes, after a prompt and new tokens."""
-    reason = obstacle(rival, setting, shape)
+    whole = replace(shape, prompt=shape.prompt + shape.new, new=0)  # all is computed as one prompt
+    reason = obstacle(rival, setting, whole)
     if reason is not None:
         return not_measured(reason)
     blocks = shape.batch * -(-(shape.prompt + shape.new) // DEFAULT_BLOCK_SIZE)
