@@ -89,7 +89,7 @@ def pool_for(
 def _head_dim(config: PreTrainedConfig) -> int | None:
     """What a config says of the size of a head; None where keys and values may have others."""
     text = config.get_text_config(decoder=True)
-    dim = getattr(text, "head_dim", None)
+    dim = vars(text).get("head_dim")  # a config with one for each layer refuses to be asked
     return dim if isinstance(dim, int) and not hasattr(text, "kv_lora_rank") else None
 
 

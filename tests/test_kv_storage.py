@@ -201,8 +201,8 @@ def test_a_store_that_waited_while_another_thread_grew_it_further_stays_as_large
         thread.start()
         thread.join(timeout=0.2)  # it has seen that there are 0 blocks, and waits
         assert thread.is_alive()
-        store.key = store.key.new_empty(125, *store.key.shape[1:])  # what reserve(100) does in another thread
-        store.value = store.value.new_empty(125, *store.value.shape[1:])
+        for part in (store._key, store._value):
+            part.grow(125, 0)  # what reserve(112) does in another thread
     thread.join(timeout=10)
     assert not errors
     assert (len(store.key), len(store.value)) == (125, 125)

@@ -26,7 +26,7 @@ TIGHT, ONE_CODE = 1e-4, 0.03
 # Rows that are equal: what they have in common is computed once, and the last column sees it as it is stored. In
 # prompts of one length that is all but the last token.
 ALIKE = ("return_sequences", "beams", "beams_returned", "beams_sampled")
-OWN_PADDING = ("bloom", "mpt")  # models that look at padding, which is stored for them
+OWN_PADDING = ("bloom", "falcon", "mpt")  # models that look at padding, which is stored for them
 
 
 @pytest.fixture(autouse=True, scope="module")
