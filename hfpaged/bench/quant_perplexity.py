@@ -60,7 +60,7 @@ def measure(kv_dtype: str, rival: Rival, setting: Setting, shape: Shape) -> Meas
         plain=against.perplexity_native,
         paged=against.perplexity,
         unit="ppl",
-        note=f"standard error {100 * against.ppl_error:.2f} %; against native: {_told(sides, (ours, *theirs))}",
+        note=f"{_error(against)}; against native: {_told(sides, (ours, *theirs))}",
     )
 
 
@@ -72,6 +72,12 @@ def _texts(setting: Setting, shape: Shape) -> Tensor:
 
 def _context(shape: Shape) -> Fed:
     return Fed("bench", shape.prompt + shape.new, last=shape.new)
+
+
+def _error(against: Summary) -> str:
+    """How far the difference can be trusted: some hundred tokens often cannot tell two good caches apart; KL can."""
+    is_small = abs(against.ppl_change) < 2 * against.ppl_error
+    return f"{'less than two' if is_small else 'with'} standard errors of {100 * against.ppl_error:.2f} %"
 
 
 def _told(sides: Sequence[Side | Rival], scores: Sequence[TokenScores]) -> str:
