@@ -76,8 +76,8 @@ def _context(shape: Shape) -> Fed:
 
 def _error(against: Summary) -> str:
     """How far the difference can be trusted: some hundred tokens often cannot tell two good caches apart; KL can."""
-    is_small = abs(against.ppl_change) < 2 * against.ppl_error
-    return f"{'less than two' if is_small else 'with'} standard errors of {100 * against.ppl_error:.2f} %"
+    error = f"standard error {100 * against.ppl_error:.2f} %"
+    return f"{error}, no clear difference" if abs(against.ppl_change) < 2 * against.ppl_error else error
 
 
 def _told(sides: Sequence[Side | Rival], scores: Sequence[TokenScores]) -> str:
