@@ -114,15 +114,19 @@ def _paged(
 def _decode(query: Tensor, store: LayerStore | NewBlocks, meta: Step, options: dict[str, Any]) -> Tensor:
     """Rows that read the same blocks first are told to the kernel, run by run."""
 
-    def attend(rows: slice, shared_blocks: int) -> Tensor:
-        parts = (meta.block_tables[rows], meta.context_lengths[rows])
-        residuals = None if meta.residuals is None else meta.residuals[rows]
+    def attend(query: Tensor, tables: Tensor, lengths: Tensor, residuals: Tensor | None, shared_blocks: int) -> Tensor:
         options.update(residuals=residuals, shared_blocks=shared_blocks)
-        return kernels.decode(query[rows], store.key, store.value, *parts, **options)
+        return kernels.decode(query, store.key, store.value, tables, lengths, **options)
 
-    if len(meta.shared) < 2:
-        return attend(slice(None), meta.shared[0].blocks if meta.shared else 0)
-    return torch.cat([attend(slice(run.start, run.stop), run.blocks) for run in meta.shared])
+    tables, lengths, residuals = meta.block_tables, meta.context_lengths, meta.residuals
+    if len(meta.shared) < 2:  # as a rule: views of all rows would cost every layer a few operations
+        return attend(query, tables, lengths, residuals, meta.shared[0].blocks if meta.shared else 0)
+    parts = []
+    for run in meta.shared:
+        rows = slice(run.start, run.stop)
+        own = None if residuals is None else residuals[rows]
+        parts.append(attend(query[rows], tables[rows], lengths[rows], own, run.blocks))
+    return torch.cat(parts)
 
 
 def _heeded(module: nn.Module, softcap: float | None, sinks: Tensor | None) -> tuple[float | None, Tensor | None]:

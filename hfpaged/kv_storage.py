@@ -71,11 +71,10 @@ class LayerStore:
 
     def reserve(self, num_blocks: int, limit: int, num_residuals: int = 0) -> None:
         """Hold at least `num_blocks`, at most `limit` blocks, and residuals; what is stored stays."""
-        parts = (self._key, self._value)
-        if all(part.has_room(num_blocks, num_residuals) for part in parts):
+        if self._key.has_room(num_blocks, num_residuals) and self._value.has_room(num_blocks, num_residuals):
             return
         with self._lock:
-            for part in parts:
+            for part in (self._key, self._value):
                 if not part.has_room(num_blocks, 0):
                     part.grow(max(num_blocks, min(limit, int(num_blocks * GROWTH))), 0)
                 if not part.has_room(0, num_residuals):
@@ -83,12 +82,12 @@ class LayerStore:
 
     def write(self, key: Tensor | None, value: Tensor | None, step: Step) -> None:
         """Store the new tokens of a step, [num_tokens, num_kv_heads, dim]; the step says where. None: these stay."""
-        with self._lock, torch.no_grad():
+        with self._lock:
             write_step(key, value, self._key, self._value, step)
 
     def reopen(self, blocks: Tensor) -> None:
         """Read full blocks back into residuals, [n, 2] int64: (block, residual)."""
-        with self._lock, torch.no_grad():
+        with self._lock:
             for part in (self._key, self._value):
                 part.reopen(blocks.to(self.key.device))
 
@@ -97,7 +96,7 @@ class LayerStore:
         device = self.key.device
         sources = torch.tensor([copy.source for copy in copies], device=device)
         targets = torch.tensor([copy.target for copy in copies], device=device)
-        with self._lock, torch.no_grad():
+        with self._lock:
             kernels.copy_blocks(self.key, self.value, sources, targets)
             for part in (self._key, self._value):
                 part.copy_residuals([copy.residuals for copy in copies if copy.residuals])

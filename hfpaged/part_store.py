@@ -89,17 +89,20 @@ class PartStore:
 
 def write_step(key: Tensor | None, value: Tensor | None, keys: PartStore, values: PartStore, step: Step) -> None:
     """Store the new tokens of a step, [num_tokens, num_kv_heads, dim]; what is None stays as it is."""
+    if step.filling is None and key is not None and value is not None:  # formats without residuals, at every step
+        return kernels.write_kv(key, value, keys.cache, values.cache, step.slots)
     both = [(rows, part) for rows, part in ((key, keys), (value, values)) if rows is not None]
     _write([(rows, part.cache) for rows, part in both if part.residual is None], step.slots)
     through = [(rows, part, part.residual) for rows, part in both if part.residual is not None]
     if not through:
-        return
+        return None
     assert step.filling is not None
     for _, part, _ in through:
         part.reopen(step.filling.reopened)
     _write([(rows, residual.transpose(1, 2)) for rows, _, residual in through], step.filling.slots)
     for rows, part, _ in through:
         part.fill(rows, step.filling)
+    return None
 
 
 def _write(targets: list[tuple[Tensor, kernels.Cache]], slots: Tensor) -> None:

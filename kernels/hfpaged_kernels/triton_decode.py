@@ -8,6 +8,7 @@ import triton.language as tl
 from hfpaged_kernels.triton_attend import attend_positions
 from hfpaged_kernels.triton_load import find_residual
 from hfpaged_kernels.triton_math import final_weight, merge_states
+from hfpaged_kernels.triton_rows import load_rows, load_sinks, store_rows
 
 
 @triton.jit
@@ -48,12 +49,7 @@ def decode_kernel(
     last = tl.minimum(first + split_length, context)
 
     residual, residual_from = find_residual(residuals_ptr + seq, context, BLOCK_SIZE, KEY_RESIDUAL or VALUE_RESIDUAL)
-    key_dims = tl.arange(0, KEY_PAD)
-    query = tl.load(
-        query_ptr + seq * query_token_stride + heads[:, None] * query_head_stride + key_dims[None, :],
-        mask=real[:, None] & (key_dims[None, :] < KEY_DIM),
-        other=0.0,
-    )
+    query = load_rows(query_ptr, seq * query_token_stride + heads * query_head_stride, real, KEY_DIM, KEY_PAD)
     accumulator, maximum, total = attend_positions(
         query, heads, block_tables_ptr + seq * table_stride, kv_head, num_heads // GROUP, residual, residual_from,
         first, visible_from, last, window, scale, softcap,
@@ -71,16 +67,9 @@ def decode_kernel(
         tl.store(maxima_ptr + states, maximum, mask=real)
         tl.store(totals_ptr + states, total, mask=real)
     else:
-        sink = tl.full([ROWS], float("-inf"), tl.float32)
-        if HAS_SINKS:
-            sink = tl.load(sinks_ptr + heads, mask=real, other=float("-inf")).to(tl.float32)
+        sink = load_sinks(sinks_ptr, heads, real, ROWS, HAS_SINKS)
         accumulator = accumulator * final_weight(maximum, total, sink)[:, None]
-    value_dims = tl.arange(0, VALUE_PAD)
-    tl.store(
-        out_ptr + states[:, None] * VALUE_DIM + value_dims[None, :],
-        accumulator.to(out_ptr.dtype.element_ty),
-        mask=real[:, None] & (value_dims[None, :] < VALUE_DIM),
-    )
+    store_rows(out_ptr, states, accumulator, real, VALUE_DIM, VALUE_PAD)
 
 
 @triton.jit

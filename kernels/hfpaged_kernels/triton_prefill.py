@@ -8,6 +8,7 @@ import triton.language as tl
 from hfpaged_kernels.triton_attend import attend_positions
 from hfpaged_kernels.triton_load import find_residual
 from hfpaged_kernels.triton_math import final_weight
+from hfpaged_kernels.triton_rows import load_rows, load_sinks, store_rows
 
 
 @triton.jit
@@ -58,13 +59,8 @@ def prefill_kernel(
     real = (in_group < GROUP) & (tokens < query_length)
 
     residual, residual_from = find_residual(residuals_ptr + seq, context, BLOCK_SIZE, KEY_RESIDUAL or VALUE_RESIDUAL)
-    key_dims = tl.arange(0, KEY_PAD)
     query_rows = (query_start + tokens) * query_token_stride + heads * query_head_stride
-    query = tl.load(
-        query_ptr + query_rows[:, None] + key_dims[None, :],
-        mask=real[:, None] & (key_dims[None, :] < KEY_DIM),
-        other=0.0,
-    )
+    query = load_rows(query_ptr, query_rows, real, KEY_DIM, KEY_PAD)
     query_positions = context - query_length + tokens
     first_position = context - query_length + first_token
     visible_from = tl.maximum(first_position - window + 1, 0)
@@ -82,14 +78,6 @@ def prefill_kernel(
         HAS_SOFTCAP, True,
     )  # fmt: skip
 
-    sink = tl.full([ROWS], float("-inf"), tl.float32)
-    if HAS_SINKS:
-        sink = tl.load(sinks_ptr + heads, mask=real, other=float("-inf")).to(tl.float32)
+    sink = load_sinks(sinks_ptr, heads, real, ROWS, HAS_SINKS)
     accumulator = accumulator * final_weight(maximum, total, sink)[:, None]
-    value_dims = tl.arange(0, VALUE_PAD)
-    out_rows = ((query_start + tokens) * num_heads + heads) * VALUE_DIM
-    tl.store(
-        out_ptr + out_rows[:, None] + value_dims[None, :],
-        accumulator.to(out_ptr.dtype.element_ty),
-        mask=real[:, None] & (value_dims[None, :] < VALUE_DIM),
-    )
+    store_rows(out_ptr, (query_start + tokens) * num_heads + heads, accumulator, real, VALUE_DIM, VALUE_PAD)

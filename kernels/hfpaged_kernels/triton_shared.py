@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from hfpaged_kernels.triton_attend import attend_positions
+from hfpaged_kernels.triton_rows import load_rows, store_rows
 
 
 @triton.jit
@@ -56,12 +57,7 @@ def shared_kernel(
     first = split * split_length
     last = tl.minimum(first + split_length, end)
 
-    key_dims = tl.arange(0, KEY_PAD)
-    query = tl.load(
-        query_ptr + (seqs * query_token_stride + heads * query_head_stride)[:, None] + key_dims[None, :],
-        mask=real[:, None] & (key_dims[None, :] < KEY_DIM),
-        other=0.0,
-    )
+    query = load_rows(query_ptr, seqs * query_token_stride + heads * query_head_stride, real, KEY_DIM, KEY_PAD)
     # Every row sees all of it, save those of empty sequences, which are at position -1.
     accumulator, maximum, total = attend_positions(
         query, lengths - 1, block_tables_ptr + reader.to(tl.int64) * table_stride, kv_head, num_heads // GROUP,
@@ -78,9 +74,4 @@ def shared_kernel(
     states = (seqs * num_heads + heads) * num_states + split
     tl.store(maxima_ptr + states, maximum, mask=real)
     tl.store(totals_ptr + states, total, mask=real)
-    value_dims = tl.arange(0, VALUE_PAD)
-    tl.store(
-        partial_ptr + states[:, None] * VALUE_DIM + value_dims[None, :],
-        accumulator,
-        mask=real[:, None] & (value_dims[None, :] < VALUE_DIM),
-    )
+    store_rows(partial_ptr, states, accumulator, real, VALUE_DIM, VALUE_PAD)
