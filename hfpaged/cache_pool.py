@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 from transformers import PreTrainedConfig
@@ -89,8 +90,16 @@ def pool_for(
 def _head_dim(config: PreTrainedConfig) -> int | None:
     """What a config says of the size of a head; None where keys and values may have others."""
     text = config.get_text_config(decoder=True)
-    dim = vars(text).get("head_dim")  # a config with one for each layer refuses to be asked
-    return dim if isinstance(dim, int) and not hasattr(text, "kv_lora_rank") else None
+    if "kv_lora_rank" in vars(text):
+        return None
+
+    def said(name: str) -> Any:
+        return vars(text).get(text.attribute_map.get(name, name))  # a config by layer refuses to be asked as a whole
+
+    dim, width, heads = said("head_dim"), said("hidden_size"), said("num_attention_heads")
+    if dim is None and isinstance(width, int) and isinstance(heads, int) and heads > 0:
+        return width // heads
+    return dim if isinstance(dim, int) else None
 
 
 def _format(

@@ -7,7 +7,14 @@ import copy
 import pytest
 import tiny_models
 import torch
-from transformers import DynamicCache, EncoderDecoderCache, LogitsProcessor, LogitsProcessorList
+from transformers import (
+    DynamicCache,
+    EncoderDecoderCache,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LogitsProcessor,
+    LogitsProcessorList,
+)
 
 import hfpaged
 from hfpaged import compat, rows
@@ -417,3 +424,16 @@ def test_ctrl_c_between_the_tables_and_the_first_key_of_a_step_leaves_no_token_t
     cache.end_step(completed=False)
     assert cache.get_seq_length() == left
     continue_and_compare(model, cache, inputs, wanted, 24)
+
+
+def test_heads_of_odd_size_cannot_be_packed_and_the_error_comes_before_any_key():
+    config = GPT2Config(vocab_size=50, n_embd=36, n_head=4, n_layer=1, n_positions=64, bos_token_id=1, eos_token_id=2)
+    model = GPT2LMHeadModel(config).eval()
+    for name in ("int4", "k8v4", "auto/int4"):
+        with pytest.raises(hfpaged.InvalidConfigError, match=r"head dim 9, which is odd; use int8, fp8_e4m3"):
+            hfpaged.PagedCache(model, kv_dtype=name)
+    ids = torch.tensor([[5, 6, 7, 8]])
+    cache = hfpaged.PagedCache(model, kv_dtype="int8", block_size=4)
+    model.generate(ids, max_new_tokens=6, do_sample=False, **{CACHE: cache})
+    cache.pool.check_integrity()
+    assert cache.get_seq_length() == 9
