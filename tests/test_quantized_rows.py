@@ -35,7 +35,7 @@ class QuantizedDriver(Driver):
         super().make_copies(layer, store)
 
     def remember(self, states, kept):
-        past = self.kept
+        past = self.kept if self.length else None  # rows cropped to nothing may come again in another number
         super().remember(states, kept)
         new = self.kept if past is None else self.kept[:, past.shape[1] :]
         size, parts = self.pool.block_size, parts_of(self.pool.kv_format.name, 0)
@@ -92,6 +92,17 @@ def stored(states, past, code, size):
         if end > past:
             states[:, end - size : end] = through(states[:, end - size : end], code)
     return states
+
+
+def test_rows_cropped_to_nothing_come_again_in_another_number():
+    driver = QuantizedDriver(KVPool(ONE_GROUP, block_size=2, kv_format=FORMATS["k8v4"], num_blocks=20))
+    driver.step(2, 3)
+    driver.truncate(0)
+    driver.step(4, 3)
+    driver.check()
+    driver.select([3, 0, 2])
+    driver.truncate(2)
+    driver.check()
 
 
 class QuantizedRowsMachine(RowsMachine):
