@@ -44,7 +44,7 @@ class QuantizedDriver(Driver):
             old = old or [tuple(t[row][:, :0] for t in pair) for row in range(len(new))]
             self.twin[layer] = [
                 tuple(
-                    stored(torch.cat([part, t[row][:, new[row]]], dim=1), part.shape[1], code, size)
+                    quantized(torch.cat([part, t[row][:, new[row]]], dim=1), part.shape[1], code, size)
                     for part, t, code in zip(held, pair, parts, strict=True)
                 )
                 for row, held in enumerate(old)
@@ -80,12 +80,14 @@ class QuantizedDriver(Driver):
             for number, cache in enumerate((store.key, store.value)):
                 packed = kernels.gather(cache, step.block_tables, step.context_lengths, step.residuals)
                 for row, pair in enumerate(rows):
-                    assert int(step.context_lengths[row]) == pair[number].shape[1]
-                    found = packed[row, :, : pair[number].shape[1]]
-                    torch.testing.assert_close(found, pair[number], atol=1e-6, rtol=1e-6)
+                    held, stored = int(step.context_lengths[row]), pair[number].shape[1]
+                    window = self.pool.groups[group].window or stored + 1
+                    assert min(stored, window - 1) <= held <= stored
+                    expected = pair[number][:, stored - held :]
+                    torch.testing.assert_close(packed[row, :, :held], expected, atol=1e-6, rtol=1e-6)
 
 
-def stored(states, past, code, size):
+def quantized(states, past, code, size):
     """What is read of [num_kv_heads, length, dim], of which `past` tokens were stored before."""
     states = states.clone()
     for end in range(size, states.shape[1] + 1, size):
