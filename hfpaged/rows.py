@@ -89,6 +89,8 @@ class Rows:
     def expect(self, plan: StepPlan | None) -> None:
         """A forward begins: the step before it is over, and can no longer be rolled back."""
         self._has_just_begun = self._has_just_begun and self.in_forward
+        if self.residuals.are_due:  # of a forward that nobody announced: an unpatched model's
+            self._settle()
         self.plan, self.steps, self.in_forward = plan, [], True
 
     def rollback(self) -> None:

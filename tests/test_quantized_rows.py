@@ -107,6 +107,16 @@ def test_rows_cropped_to_nothing_come_again_in_another_number():
     driver.check()
 
 
+def test_what_a_step_reopened_outlives_a_later_forward_that_fails_before_its_first_key():
+    driver = QuantizedDriver(KVPool(ONE_GROUP, block_size=4, kv_format=FORMATS["k8v4"], num_blocks=20))
+    driver.step(1, 4)
+    driver.truncate(1)
+    driver.step(1, 1)  # by a model that is not patched: nobody says that it is over
+    driver.rows.expect(None)
+    driver.rows.rollback()
+    driver.check()
+
+
 class QuantizedRowsMachine(RowsMachine):
     @initialize(
         num_blocks=st.integers(6, 60),
