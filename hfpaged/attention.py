@@ -99,24 +99,40 @@ def _paged(
     if flat.device.type != "cpu":  # kernels for GPUs want one dtype; those for CPUs widen as they read
         flat = flat.to(store.key.dtype)
     options: dict[str, Any] = {"scale": scale, "window": window, "softcap": softcap, "sinks": sinks}
-    if meta.is_decode or not whole:  # one query for each row: its last one
-        out = _decode(flat, store, meta, options)
+    if meta.parts:
+        first = meta.parts[0].num_seqs  # its decodes, one token each
+        out = torch.cat(
+            [
+                _attend(flat[:first], store, meta.parts[0], options, is_decode=True),
+                _attend(flat[first:], store, meta.parts[1], options, is_decode=False),
+            ]
+        )
     else:
-        out = kernels.prefill(
-            flat, store.key, store.value, meta.block_tables, meta.context_lengths, meta.query_starts,
-            meta.query_lengths, residuals=meta.residuals, **options,
-        )  # fmt: skip
+        out = _attend(flat, store, meta, options, is_decode=meta.is_decode or not whole)
     if out.dtype != query.dtype:
         out = out.to(query.dtype)
     return out.view(batch, length, num_heads, -1)
+
+
+def _attend(
+    query: Tensor, store: LayerStore | NewBlocks, meta: Step, options: dict[str, Any], is_decode: bool
+) -> Tensor:
+    """Queries [num_tokens, num_heads, dim]; in a decode one for each row, its last one."""
+    if is_decode:
+        return _decode(query, store, meta, options)
+    return kernels.prefill(
+        query, store.key, store.value, meta.block_tables, meta.context_lengths, meta.query_starts,
+        meta.query_lengths, residuals=meta.residuals, **options,
+    )  # fmt: skip
 
 
 def _decode(query: Tensor, store: LayerStore | NewBlocks, meta: Step, options: dict[str, Any]) -> Tensor:
     """Rows that read the same blocks first are told to the kernel, run by run."""
 
     def attend(query: Tensor, tables: Tensor, lengths: Tensor, residuals: Tensor | None, shared_blocks: int) -> Tensor:
-        options.update(residuals=residuals, shared_blocks=shared_blocks)
-        return kernels.decode(query, store.key, store.value, tables, lengths, **options)
+        return kernels.decode(
+            query, store.key, store.value, tables, lengths, residuals=residuals, shared_blocks=shared_blocks, **options
+        )
 
     tables, lengths, residuals = meta.block_tables, meta.context_lengths, meta.residuals
     if len(meta.shared) < 2:  # as a rule: views of all rows would cost every layer a few operations

@@ -53,6 +53,17 @@ class StreamingError(HfpagedError, RuntimeError):
     """Something that a streaming cache, which forgets, cannot do."""
 
 
+class PackedForwardError(HfpagedError, RuntimeError):
+    """A packed forward met code that wants a dense view; its sequences must be computed one by one."""
+
+    def __init__(self, reason: str, num_sequences: int) -> None:
+        super().__init__(
+            f"{num_sequences} sequences lie side by side in this forward, and a dense view of one row is needed "
+            f"({reason}); compute them one by one"
+        )
+        self.reason = reason
+
+
 class UnsupportedModelError(HfpagedError, ValueError):
     """A model whose cache cannot be paged, with the way that works instead."""
 

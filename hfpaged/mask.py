@@ -71,7 +71,8 @@ class LazyMask(LazyTensor):
 
     def is_of_last_query(self, rows: Rows) -> bool:
         """Whether it has one query only, that of the last position."""
-        return bool(self.arguments["q_length"] == 1 and self.arguments["q_offset"] + 1 == rows.length)
+        is_last = self.arguments["q_length"] == 1 and self.arguments["q_offset"] + 1 == rows.length
+        return bool(is_last and not rows.is_packed)
 
     def last_queries(self, count: int) -> LazyMask:
         """The mask of the last `count` queries."""

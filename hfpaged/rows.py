@@ -23,6 +23,8 @@ class Rows:
     A step runs layer by layer: the first layer that brings new keys begins it, the others join.
     """
 
+    is_packed = False  # whether one row of the model is several sequences, side by side
+
     def __init__(self, pool: KVPool, publishes: bool = True) -> None:
         self.pool = pool
         self.tokens = RowTokens(pool, publishes)

@@ -42,6 +42,7 @@ class Step:
     shared: tuple[SharedRun, ...] = ()  # for decode: the rows in runs that read the same blocks first
     residuals: Tensor | None = None
     filling: Filling | None = None
+    parts: tuple[Step, Step] | None = None
     _on_device: dict[torch.device, Step] = field(default_factory=dict, repr=False, init=False)
 
     def to(self, device: torch.device) -> Step:
@@ -50,8 +51,10 @@ class Step:
             return self
         if device not in self._on_device:
             parts: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self) if f.init}
-            moved = {name: part.to(device) for name, part in parts.items() if isinstance(part, Tensor | Filling)}
-            self._on_device[device] = Step(**parts | moved)
+            parts |= {name: part.to(device) for name, part in parts.items() if isinstance(part, Tensor | Filling)}
+            if self.parts:
+                parts["parts"] = (self.parts[0].to(device), self.parts[1].to(device))
+            self._on_device[device] = Step(**parts)
         return self._on_device[device]
 
 
@@ -85,7 +88,7 @@ def build_step(
     else:
         flat = _slots(tables, contexts, block_size, query_length, lengths, kept, stores)
     starts, contiguous = _starts(len(tables), query_length, lengths, kept)
-    stacked = _stack(tables)
+    stacked = stack_tables(tables)
     is_decode = query_length == 1 and all(lengths)
     return Step(
         slots=torch.from_numpy(flat),
@@ -127,7 +130,8 @@ def _starts(
     return (rows + first).astype(np.int32), bool((spans == lengths).all())
 
 
-def _stack(tables: Many[BlockTable]) -> npt.NDArray[np.int32]:
+def stack_tables(tables: Many[BlockTable]) -> npt.NDArray[np.int32]:
+    """[num_seqs, max_blocks], -1 behind the end of a table."""
     longest = max(len(table.blocks) for table in tables)
     stacked = np.full((len(tables), max(longest, 1)), -1, dtype=np.int32)
     for row, table in zip(stacked, tables, strict=True):

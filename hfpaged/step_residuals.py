@@ -9,7 +9,7 @@ import numpy as np
 
 from hfpaged.block_table import BlockCopy, BlockTable
 from hfpaged.content import Bools
-from hfpaged.filling import FillingPlan, residuals_of
+from hfpaged.filling import FillingPlan, Ints, residuals_of
 from hfpaged.residuals import NONE, Residuals
 from hfpaged.step import Step
 
@@ -44,13 +44,27 @@ class StepResiduals:
         """
         if self._residuals is None:
             return step
-        plan = FillingPlan(self._residuals, tables[0].block_size, len(step.slots), one_layer)
-        lengths, contexts = step.query_lengths.tolist(), step.context_lengths.tolist()
         width = len(step.slots) // len(tables)
-        for row, (table, context, length) in enumerate(zip(tables, contexts, lengths, strict=True)):
-            if stores[row] and length:
-                columns = np.arange(width) if kept is None else np.flatnonzero(kept[row])
-                plan.add(table, context, row * width + columns)
+        every = np.ones((len(tables), width), dtype=bool) if kept is None else kept
+        tokens = [row * width + np.flatnonzero(own & stores[row]) for row, own in enumerate(every)]
+        return self._filled(step, tables, tokens, one_layer)
+
+    def with_packed_filling(self, step: Step, tables: Many[BlockTable]) -> Step:
+        """As `with_filling`, for tokens of the sequences that lie side by side."""
+        if self._residuals is None:
+            return step
+        starts, lengths = step.query_starts.tolist(), step.query_lengths.tolist()
+        tokens = [np.arange(start, start + length) for start, length in zip(starts, lengths, strict=True)]
+        return self._filled(step, tables, tokens)
+
+    def _filled(self, step: Step, tables: Many[BlockTable], tokens: Many[Ints], one_layer: bool = False) -> Step:
+        """`tokens`: which of the step's each table stores."""
+        assert self._residuals is not None
+        plan = FillingPlan(self._residuals, tables[0].block_size, len(step.slots), one_layer)
+        contexts = step.context_lengths.tolist()
+        for table, context, own in zip(tables, contexts, tokens, strict=True):
+            if len(own):
+                plan.add(table, context, own)
         self._full += plan.full
         self._opened += plan.opened
         where = residuals_of(tables, contexts, tables[0].block_size, self._residuals)

@@ -21,12 +21,12 @@ FLOORS = {
     " prefix_index match_end token_chain sequence block_manager prefix_cache prefix_tree prefill_plan piece_kind"
     " prefix_report explain stream_rule residuals",
     1: "kv_format filling part_store kv_storage pool_size kv_pool content fingerprint shared_runs step step_copies"
-    " step_residuals padding row_tokens rows stored_steps step_plan admission tensor_file kv_scales prefix_manifest"
+    " step_residuals padding row_tokens rows packed_step packed_rows stored_steps step_plan admission tensor_file kv_scales prefix_manifest"
     " prefix_saving prefix_loading",
     2: "adapters compat layer_step new_blocks"
     " graph handle paged_layer state_layer model_classes pageable mask_pattern mask attention attention_code"
     " attention_origin pictures prefix_sharing prefix_lookup cache_pool row_cache cache patching"
-    " sinks streaming streaming_support",
+    " sinks streaming streaming_support packed_cache",
     3: "engine*",
     4: "__init__ __main__ cli demo demo_model demo_wheel measure bench* quality* verdict support conditions",
 }
@@ -173,15 +173,15 @@ WRONG = [
         "class A:\n    def f(self):\n        from hfpaged.step import Step",
         "import step of floor 1",
     ),
-    ("cache", "try:\n    from hfpaged.demo import run\nexcept ImportError:\n    pass", "demo of floor 3"),
-    ("patching", "from hfpaged.cli import main", "cli of floor 3"),
+    ("cache", "try:\n    from hfpaged.demo import run\nexcept ImportError:\n    pass", "demo of floor 4"),
+    ("patching", "from hfpaged.cli import main", "cli of floor 4"),
     (
         "step",
         "if TYPE_CHECKING:\n    pass\nelse:\n    import transformers",
         "floor 1 must not import transformers",
     ),
     ("kv_pool", "from hfpaged import PagedCache", "floor 1 must not import cache of floor 2"),
-    ("kv_pool", "import hfpaged", "floor 1 must not import __init__ of floor 3"),
+    ("kv_pool", "import hfpaged", "floor 1 must not import __init__ of floor 4"),
     ("brand_new", "", "hfpaged/brand_new.py is on no floor; add it to FLOORS"),
     ("serve.app", "", "hfpaged/serve.app.py is on no floor"),
 ]

@@ -48,7 +48,7 @@ class Admitted(RequestEvent):
 
 @dataclass(frozen=True, kw_only=True)
 class PrefixHit(RequestEvent):
-    """Of `queried` tokens `hit` were found in the pool. `waited_for`: the request whose computation of them it waited for."""
+    """Of `queried` tokens `hit` were found in the pool, computed by the request that it `waited_for` if it did."""
 
     hit: int
     queried: int

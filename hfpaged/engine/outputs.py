@@ -42,7 +42,7 @@ class Tokens(NamedTuple):
 class SequenceOutput(NamedTuple):
     """One sequence of a request. `tokens` are the new ones, `text` what is sure of theirs (None without tokenizer)."""
 
-    index: int
+    index: int  # type: ignore[assignment]
     tokens: Tokens
     text: str | None = None
     finish_reason: FinishReason | None = None
