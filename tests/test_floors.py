@@ -21,7 +21,8 @@ FLOORS = {
     " prefix_index match_end token_chain sequence block_manager prefix_cache prefix_tree prefill_plan piece_kind"
     " prefix_report explain stream_rule residuals",
     1: "kv_format filling part_store kv_storage pool_size kv_pool content fingerprint shared_runs step step_copies"
-    " step_residuals padding row_tokens rows packed_step packed_rows stored_steps step_plan admission tensor_file kv_scales prefix_manifest"
+    " step_residuals padding row_tokens rows packed_step packed_rows stored_steps"
+    " step_plan admission tensor_file kv_scales prefix_manifest"
     " prefix_saving prefix_loading",
     2: "adapters compat layer_step new_blocks"
     " graph handle paged_layer state_layer model_classes pageable mask_pattern mask attention attention_code"
