@@ -80,5 +80,15 @@ class KVScalesError(HfpagedError, ValueError):
     """A file of static scales that is damaged, or of another model; nothing was loaded."""
 
 
+class InvalidLogitsError(HfpagedError, ValueError):
+    """Logits that are no numbers, of which no token can be chosen; the request that they belong to fails."""
+
+    def __init__(self, bad: int, rows: int) -> None:
+        super().__init__(
+            f"{bad} of {rows} rows of logits hold NaN, and a token can be chosen among numbers only; look for overflow "
+            "in the model (float16 where it was trained in bfloat16) or for a logits processor that divides by zero"
+        )
+
+
 class IntegrityError(HfpagedError, AssertionError):
     """The pool's books do not agree with what its block tables hold: a bug of hfpaged, never of its user."""
