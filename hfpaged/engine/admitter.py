@@ -1,0 +1,71 @@
+"""Who may begin: what is known of his tokens is looked up, what others compute right now is waited for, and the blocks
+that he will surely need must be there. Not those of his maximum length: most requests end before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from hfpaged.block_manager import BlockManager
+from hfpaged.engine.block_needs import BlockNeeds
+from hfpaged.engine.prefix_wait import Promises
+from hfpaged.engine.request import SequenceGroup, SequenceState
+from hfpaged.prefix_block import Root
+from hfpaged.prefix_cache import PrefixCache
+from hfpaged.prefix_index import Match
+
+
+class Admitter:
+    """Gives groups their first blocks. `watermark`: the share of the pool that is left free for those who run."""
+
+    def __init__(self, manager: BlockManager, prefixes: PrefixCache, needs: BlockNeeds, watermark: float) -> None:
+        self.promises: Promises[SequenceGroup] = Promises(manager.block_size)
+        self._manager, self._pool, self._prefixes, self._needs = manager, manager.pool, prefixes, needs
+        self._watermark = watermark
+
+    def match(self, group: SequenceGroup) -> Match:
+        """What is known of the tokens of a group, of beams of the first one's. Who wants to see the logits of his
+        prompt has them computed.
+        """
+        root, seq = group.request.root, group.sequences[0]
+        wants_logits = group.request.params.prompt_logprobs is not None and group.request.prompt_logprobs is None
+        return Match() if root is None or wants_logits else self._longest(root, seq)
+
+    def awaited(self, group: SequenceGroup, match: Match) -> SequenceGroup | None:
+        """Who is computing, right now, a longer prefix of this group than is known."""
+        if group.request.root is None or not len(self.promises):
+            return None
+        known = match.length(self._manager.block_size)
+        return self.promises.blocked_by(group.request.root.digest, group.sequences[0].tokens[:-1], known)
+
+    def needs(self, group: SequenceGroup, match: Match) -> int:
+        """Free blocks that a group takes until all that it has is computed, and one token more. Those of `match` that
+        somebody holds already are not taken from the free ones.
+        """
+        needed = sum(self._needs.still(seq, 1) for seq in group.sequences)
+        blocks = (block for entry in match.blocks for block in entry.blocks)
+        in_use = sum(block >= 0 and self._pool.refcount(block) > 0 for block in blocks)
+        return max(needed - in_use, 0) + (match.partial is not None)
+
+    def reserved(self, running: Iterable[SequenceGroup]) -> int:
+        """Blocks that are not there for a new group: those that the running ones will surely take, and the watermark."""
+        watermark = max(int(self._pool.num_blocks * self._watermark), 1)
+        return watermark + sum(self._needs.still(seq) for group in running for seq in group.sequences)
+
+    def begin(self, seq: SequenceState, match: Match | None = None) -> int:
+        """Give a sequence its tables, with the blocks of `match` or what is known now; returns the tokens in them."""
+        root = seq.request.root
+        seq.blocks = self._manager.create()
+        if root is None:
+            return 0
+        return self._prefixes.attach(seq.blocks, root, seq.tokens, match or self._longest(root, seq))
+
+    def promise(self, group: SequenceGroup) -> None:
+        """Others may wait for what this group is about to compute."""
+        root, seq = group.request.root, group.sequences[0]
+        if root is not None:
+            self.promises.promise(group, root.digest, seq.tokens, len(seq.tokens))
+            self.promises.progress(group, seq.num_computed)
+
+    def _longest(self, root: Root, seq: SequenceState) -> Match:
+        return self._prefixes.longest(root, seq.tokens, len(seq.tokens) - 1)

@@ -1,0 +1,128 @@
+"""A request and its sequences, as the engine works on them. Plain state: who may change what stands in the scheduler
+(queues, blocks) and in the batcher (tokens, ends).
+"""
+
+from __future__ import annotations
+
+from array import array
+from typing import TYPE_CHECKING
+
+from hfpaged.engine.events import now
+from hfpaged.engine.outputs import FinishReason, PositionLogprobs, RequestMetrics
+from hfpaged.prefix_block import Root
+from hfpaged.sequence import Sequence
+
+if TYPE_CHECKING:
+    from hfpaged.engine.beam_search import BeamSearch
+    from hfpaged.engine.detokenizer import Detokenizer
+    from hfpaged.engine.params import RequestParams
+    from hfpaged.engine.prompt_lookup import PromptLookup
+    from hfpaged.engine.sampler import SequenceSampler
+
+
+class SequenceState:
+    """One sequence: its token ids, and while it runs its block tables.
+
+    tokens    the prompt's and the new ones; the last one is not stored yet while it waits for its forward
+    blocks    its tables; None while it holds no block
+    draft     tokens that the coming step verifies
+    """
+
+    __slots__ = (
+        "blocks", "cumulative_logprob", "detokenizer", "draft", "finish_reason", "index", "logprobs", "lookup",
+        "request", "sampler", "stop_reason", "tokens",
+    )  # fmt: skip
+
+    def __init__(self, request: Request, index: int, tokens: array[int]) -> None:
+        self.request, self.index, self.tokens = request, index, tokens
+        self.blocks: Sequence | None = None
+        self.draft: list[int] = []
+        self.sampler: SequenceSampler | None = None
+        self.lookup: PromptLookup | None = None
+        self.detokenizer: Detokenizer | None = None
+        self.logprobs: list[PositionLogprobs] = []
+        self.cumulative_logprob = 0.0
+        self.finish_reason: FinishReason | None = None
+        self.stop_reason: int | str | None = None
+
+    @property
+    def num_computed(self) -> int:
+        """Tokens whose keys and values are stored."""
+        return self.blocks.length if self.blocks is not None else 0
+
+    @property
+    def num_left(self) -> int:
+        """Tokens that are to be computed before the next one can be sampled."""
+        return len(self.tokens) - self.num_computed
+
+    @property
+    def num_new(self) -> int:
+        """Tokens behind the prompt."""
+        return len(self.tokens) - self.request.num_prompt_tokens
+
+
+class SequenceGroup:
+    """Sequences that run and are preempted together: one, or all beams of a beam search.
+
+    seats     sequences that it is, or will be when its prompt is computed
+    work      tokens computed for it so far, again after each preemption: what a preemption would throw away
+    """
+
+    __slots__ = ("beams", "queued_at", "request", "seats", "sequences", "waited_for", "was_preempted", "work")
+
+    def __init__(self, request: Request, sequences: list[SequenceState], seats: int = 1) -> None:
+        self.request, self.sequences, self.seats = request, sequences, seats
+        self.beams: BeamSearch | None = None
+        self.work = 0
+        self.was_preempted = False
+        self.waited_for: str | None = None  # the request that computed its prefix meanwhile
+        self.queued_at = now()
+
+    @property
+    def is_decoding(self) -> bool:
+        """Whether the next step of each of its sequences samples."""
+        return all(seq.num_left == 1 for seq in self.sequences)
+
+    @property
+    def num_computed(self) -> int:
+        return sum(seq.num_computed for seq in self.sequences)
+
+
+class Request:
+    """What a client asked for. `number` is its place in the order of arrival."""
+
+    def __init__(
+        self, request_id: str, number: int, prompt: array[int], params: RequestParams, *, text: str | None = None,
+        priority: int = 0, tenant: str = "", salt: str | None = None,
+    ) -> None:  # fmt: skip
+        self.request_id, self.number, self.prompt, self.params = request_id, number, prompt, params
+        self.text, self.priority, self.tenant, self.salt = text, priority, tenant, salt
+        self.num_prompt_tokens = len(prompt)
+        self.prompt_token_ids: list[int] = prompt.tolist()
+        self.sequences: list[SequenceState] = []  # in the order of their index; of beams the results
+        self.groups: list[SequenceGroup] = []  # those that have not ended
+        self.root: Root | None = None  # what its tokens are found under; None: they are not shared
+        self.prompt_logprobs: list[PositionLogprobs | None] | None = None
+        self.error: BaseException | None = None
+        self.is_finished = False
+        self.num_cached_tokens = 0
+        self.arrival_time = now()
+        self.admitted_time: float | None = None
+        self.first_token_time: float | None = None
+        self.finished_time: float | None = None
+        self.preemptions = self.peak_blocks = self.computed_tokens = self.draft_tokens = self.accepted_tokens = 0
+
+    @property
+    def metrics(self) -> RequestMetrics:
+        """As they stand now."""
+        return RequestMetrics(
+            self.arrival_time, self.admitted_time, self.first_token_time, self.finished_time, self.preemptions,
+            self.peak_blocks, self.computed_tokens, self.draft_tokens, self.accepted_tokens,
+        )  # fmt: skip
+
+    def count_blocks(self) -> None:
+        """Note how many blocks its tables hold now, if that is the most so far."""
+        running = [seq.blocks for group in self.groups for seq in group.sequences if seq.blocks]
+        tables = [table for blocks in running for table in blocks.tables]
+        held = len(tables[0].blocks) if len(tables) == 1 else len({block for table in tables for block in table.blocks})
+        self.peak_blocks = max(self.peak_blocks, held)

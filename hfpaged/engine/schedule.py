@@ -1,0 +1,72 @@
+"""One step as it was decided."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from hfpaged.engine.request import SequenceGroup, SequenceState
+
+
+class Scheduled(NamedTuple):
+    """`count` tokens of a sequence from `start` on, its draft among them; whether the next one is sampled then."""
+
+    group: SequenceGroup
+    seq: SequenceState
+    start: int
+    count: int  # type: ignore[assignment]
+    samples: bool
+
+
+@dataclass
+class Schedule:
+    """What a step computes, decodes first, and what was decided on the way.
+
+    admitted   groups that begin, with the tokens that were found of each
+    preempted  groups that lost their blocks, with the tokens that were in them
+    stuck      a group that finds no blocks although no other group holds any
+    """
+
+    work: list[Scheduled] = field(default_factory=list)
+    num_decodes: int = 0
+    admitted: list[tuple[SequenceGroup, int]] = field(default_factory=list)
+    preempted: list[tuple[SequenceGroup, int]] = field(default_factory=list)
+    stuck: SequenceGroup | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(work.count for work in self.work)
+
+    @property
+    def num_prefill_tokens(self) -> int:
+        return sum(work.count for work in self.work[self.num_decodes :])
+
+    def drop_drafts(self) -> bool:
+        """Verify nothing in this step; whether there was something."""
+        decodes = self.work[: self.num_decodes]
+        had_some = any(work.count > 1 for work in decodes)
+        for work in decodes:
+            work.seq.draft = []
+        self.work[: self.num_decodes] = [work._replace(count=1) for work in decodes]
+        return had_some
+
+    def drop_last_prefill(self) -> bool:
+        """Leave the last prompt out of this step; whether anything is left to be computed then."""
+        if len(self.work) < 2 or len(self.work) == self.num_decodes:
+            return False
+        self.work.pop()
+        return True
+
+    def drop(self, group: SequenceGroup) -> None:
+        """Compute nothing of a group."""
+        self.num_decodes -= sum(work.group is group for work in self.work[: self.num_decodes])
+        self.work = [work for work in self.work if work.group is not group]
+
+    def sort(self) -> None:
+        """Single tokens first, and of these side by side who read the same blocks first: they are read once."""
+        self.work.sort(key=_place)
+
+
+def _place(work: Scheduled) -> tuple[bool, int]:
+    blocks = work.seq.blocks
+    return work.count != 1, blocks.tables[0].blocks[0] if blocks and blocks.tables[0].blocks else -1

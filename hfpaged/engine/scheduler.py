@@ -1,0 +1,210 @@
+"""What goes into the next step: decodes first, then prompts in chunks, then whoever is next and has room.
+
+Iteration-level scheduling as in Orca (Yu et al. 2022, OSDI), chunked prefill as in Sarathi-Serve (Agrawal et al. 2024,
+arXiv 2403.02310). It knows blocks and tokens, no tensor.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from hfpaged.block_manager import BlockManager
+from hfpaged.engine.admitter import Admitter
+from hfpaged.engine.block_needs import BlockNeeds
+from hfpaged.engine.events import now
+from hfpaged.engine.preemption import PreemptionPolicy, least_computed_first
+from hfpaged.engine.request import SequenceGroup
+from hfpaged.engine.schedule import Schedule, Scheduled
+from hfpaged.engine.waiting_queue import WaitingQueue
+from hfpaged.prefix_cache import PrefixCache
+from hfpaged.prefix_index import Match
+
+
+@dataclass(frozen=True)
+class Limits:
+    """max_num_seqs sequences at once; max_num_batched_tokens in one step (the token budget); `watermark`, a share of
+    the pool that admission leaves free for those who run.
+    """
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    watermark: float = 0.01
+
+
+class Scheduler:
+    """Queues, and the blocks of all groups. Call it under the lock of the pool.
+
+    Why somebody always comes to his end: with `least_computed_first` the group of the best priority that has had the
+    most work is never preempted while there are others, decodes go before prompts, and each decode is a token that no
+    preemption takes back.
+    """
+
+    def __init__(
+        self, manager: BlockManager, prefixes: PrefixCache, windows: tuple[int | None, ...], limits: Limits, *,
+        by_priority: bool = False, policy: PreemptionPolicy = least_computed_first,
+    ) -> None:  # fmt: skip
+        self.limits = limits
+        self.waiting = WaitingQueue(by_priority)
+        self.running: list[SequenceGroup] = []  # best first
+        self.needs = BlockNeeds(windows, manager.block_size, limits.max_num_batched_tokens)
+        self._admitter = Admitter(manager, prefixes, self.needs, limits.watermark)
+        self._manager, self._pool, self._prefixes, self._policy = manager, manager.pool, prefixes, policy
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.running) or len(self.waiting) > 0
+
+    def add(self, group: SequenceGroup) -> None:
+        """A new group waits."""
+        self.waiting.add(group)
+
+    def replace(self, group: SequenceGroup, others: list[SequenceGroup]) -> None:
+        """A running group goes on as several: the samples of one prompt."""
+        self.running.remove(group)
+        self._admitter.promises.withdraw(group)
+        for other in others:
+            insort(self.running, other, key=self.waiting.rank)
+        self.waiting.left(group, 1 - len(others))
+
+    def remove(self, group: SequenceGroup) -> None:
+        """A group has ended: its blocks go back, wherever it stood."""
+        if group in self.running:
+            self.running.remove(group)
+            self.waiting.left(group)
+        else:
+            self.waiting.discard(group)
+        self._free(group)
+
+    def preempt(self, group: SequenceGroup) -> None:
+        """Take the blocks of a running group back; it waits at the front."""
+        self.running.remove(group)
+        self.waiting.left(group)
+        self._free(group)
+        group.was_preempted, group.queued_at = True, now()
+        group.request.preemptions += 1
+        self.waiting.add(group)
+
+    def schedule(self, prefill_budget: int) -> Schedule:
+        """The next step, with at most `prefill_budget` tokens of prompts."""
+        schedule = Schedule()
+        budget = min(self._plan_decodes(schedule), prefill_budget)
+        budget = self._plan_prefills(schedule, budget)
+        whole = len(schedule.work)
+        self._settle_shortage(schedule)
+        if len(schedule.work) == whole and not schedule.preempted:
+            self._admit(schedule, budget)
+        schedule.sort()
+        return schedule
+
+    def computed(self, work: Scheduled, count: int) -> None:
+        """The step stored `count` of these tokens: what became full is published."""
+        group, seq = work.group, work.seq
+        group.work += count
+        group.request.computed_tokens += count
+        self.waiting.charge(group.request.tenant, count)
+        assert seq.blocks is not None
+        chain, length = seq.blocks.chain, seq.blocks.length
+        if chain is not None:
+            chain.items.extend(seq.tokens[chain.length : length])
+        if length // self._manager.block_size > (length - count) // self._manager.block_size:
+            self._prefixes.publish(seq.blocks)
+            self._admitter.promises.progress(group, length)
+
+    def _plan_decodes(self, schedule: Schedule) -> int:
+        """All that wait for nothing but their next token; returns what is left of the token budget."""
+        decodes = [(group, seq) for group in self.running if group.is_decoding for seq in group.sequences]
+        spare = self.limits.max_num_batched_tokens - len(decodes)
+        for group, seq in decodes:
+            if seq.draft:
+                seq.draft = seq.draft[:spare]
+                spare -= len(seq.draft)
+            schedule.work.append(Scheduled(group, seq, seq.num_computed, 1 + len(seq.draft), True))
+        schedule.num_decodes = len(decodes)
+        return spare
+
+    def _plan_prefills(self, schedule: Schedule, budget: int) -> int:
+        for group in self.running:
+            if not group.is_decoding and budget > 0:
+                for work in self._chunks(group, budget):
+                    schedule.work.append(work)
+                    budget -= work.count
+        return budget
+
+    def _chunks(self, group: SequenceGroup, budget: int) -> Iterator[Scheduled]:
+        """The next tokens of a group that cannot sample yet. Of beams one at a time, as the others begin with what it
+        publishes, and all but the last token of each: that is computed for all at once.
+        """
+        kept_back = 0 if len(group.sequences) == 1 else 1
+        for seq in group.sequences:
+            if seq.blocks is None:
+                self._admitter.begin(seq)
+            left = seq.num_left - kept_back
+            if left > 0:
+                count = min(left, budget)
+                yield Scheduled(group, seq, seq.num_computed, count, count == left and not kept_back)
+                return
+
+    def _settle_shortage(self, schedule: Schedule) -> None:
+        """Where blocks are short, drafts are dropped, then prompts wait for decodes, then somebody is preempted."""
+        while schedule.work and self._num_blocks(schedule) > self._pool.num_free:
+            if schedule.drop_drafts() or schedule.drop_last_prefill():
+                continue
+            if len(self.running) == 1:
+                schedule.stuck, schedule.work = self.running[0], []
+                return
+            lowest = max(map(self.waiting.priority, self.running))
+            victim = self._policy([group for group in self.running if self.waiting.priority(group) == lowest])
+            schedule.drop(victim)
+            schedule.preempted.append((victim, victim.num_computed))
+            self.preempt(victim)
+
+    def _num_blocks(self, schedule: Schedule) -> int:
+        """Free blocks that the step takes."""
+        growth = [(work.seq.blocks, work.count) for work in schedule.work if work.seq.blocks is not None]
+        return self._manager.num_blocks_needed(growth)
+
+    def _admit(self, schedule: Schedule, budget: int) -> None:
+        """Let in who is next, as long as there are seats, tokens of the budget and blocks."""
+        passing: set[SequenceGroup] = set()
+        seats = self.limits.max_num_seqs - sum(group.seats for group in self.running)
+        reserved = None
+        while budget > 0 and (group := self.waiting.first(passing)) is not None and group.seats <= seats:
+            match = self._admitter.match(group)
+            awaited = self._admitter.awaited(group, match)
+            if awaited is not None:
+                group.waited_for = awaited.request.request_id
+                passing.add(group)
+                continue
+            if reserved is None:
+                reserved = self._admitter.reserved(self.running) if self.running else 0
+            if self._admitter.needs(group, match) + reserved > self._pool.num_free and not self._is_alone():
+                if not self.running:  # others than this scheduler hold blocks of the pool, and will not give them back
+                    schedule.stuck = group
+                return
+            for work in self._begin(schedule, group, match, budget):
+                schedule.work.append(work)
+                budget -= work.count
+            seats -= group.seats
+            reserved = self._admitter.reserved(self.running)
+
+    def _is_alone(self) -> bool:
+        """Whether nobody holds any block, so that waiting brings none: what fits an empty pool begins."""
+        return not self.running and self._pool.num_used == 0
+
+    def _begin(self, schedule: Schedule, group: SequenceGroup, match: Match, budget: int) -> Iterator[Scheduled]:
+        self.waiting.admit(group)
+        insort(self.running, group, key=self.waiting.rank)
+        schedule.admitted.append((group, self._admitter.begin(group.sequences[0], match)))
+        if len(group.sequences) == 1:
+            self._admitter.promise(group)
+        return self._chunks(group, budget)
+
+    def _free(self, group: SequenceGroup) -> None:
+        self._admitter.promises.withdraw(group)
+        for seq in group.sequences:
+            seq.draft = []
+            if seq.blocks is not None:
+                self._manager.free(seq.blocks)
+                seq.blocks = None
