@@ -43,14 +43,19 @@ class Admitter:
         somebody holds already are not taken from the free ones.
         """
         needed = sum(self._needs.still(seq, 1) for seq in group.sequences)
+        needed += (group.seats - len(group.sequences)) * self._needs.num_tables  # the first block that forks write
         blocks = (block for entry in match.blocks for block in entry.blocks)
         in_use = sum(block >= 0 and self._pool.refcount(block) > 0 for block in blocks)
         return max(needed - in_use, 0) + (match.partial is not None)
 
     def reserved(self, running: Iterable[SequenceGroup]) -> int:
-        """Blocks that are not there for a new group: those that the running ones will surely take, and the watermark."""
+        """Blocks that are not there for a new group: those that running ones will surely take, and the watermark."""
         watermark = max(int(self._pool.num_blocks * self._watermark), 1)
-        return watermark + sum(self._needs.still(seq) for group in running for seq in group.sequences)
+        return watermark + sum(map(self.still, running))
+
+    def still(self, group: SequenceGroup) -> int:
+        """Blocks that a running group will take until all that it has is computed."""
+        return sum(self._needs.still(seq) for seq in group.sequences)
 
     def begin(self, seq: SequenceState, match: Match | None = None) -> int:
         """Give a sequence its tables, with the blocks of `match` or what is known now; returns the tokens in them."""

@@ -15,6 +15,11 @@ class BlockNeeds:
     def __init__(self, windows: Many[int | None], block_size: int, chunk: int) -> None:
         self._windows, self._block_size, self._chunk = tuple(windows), block_size, chunk
 
+    @property
+    def num_tables(self) -> int:
+        """Of one sequence."""
+        return len(self._windows)
+
     def of_length(self, length: int) -> int:
         """Blocks of one sequence of `length` tokens, the most that it holds on its way there."""
         return sum(self._of_table(length, window) for window in self._windows)

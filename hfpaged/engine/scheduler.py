@@ -169,7 +169,7 @@ class Scheduler:
         """Let in who is next, as long as there are seats, tokens of the budget and blocks."""
         passing: set[SequenceGroup] = set()
         seats = self.limits.max_num_seqs - sum(group.seats for group in self.running)
-        reserved = None
+        reserved = self._admitter.reserved(self.running)
         while budget > 0 and (group := self.waiting.first(passing)) is not None and group.seats <= seats:
             match = self._admitter.match(group)
             awaited = self._admitter.awaited(group, match)
@@ -177,9 +177,8 @@ class Scheduler:
                 group.waited_for = awaited.request.request_id
                 passing.add(group)
                 continue
-            if reserved is None:
-                reserved = self._admitter.reserved(self.running) if self.running else 0
-            if self._admitter.needs(group, match) + reserved > self._pool.num_free and not self._is_alone():
+            needed = self._admitter.needs(group, match) + (reserved if self.running else 0)
+            if needed > self._pool.num_free and not self._is_alone():
                 if not self.running:  # others than this scheduler hold blocks of the pool, and will not give them back
                     schedule.stuck = group
                 return
@@ -187,7 +186,7 @@ class Scheduler:
                 schedule.work.append(work)
                 budget -= work.count
             seats -= group.seats
-            reserved = self._admitter.reserved(self.running)
+            reserved += self._admitter.still(group)
 
     def _is_alone(self) -> bool:
         """Whether nobody holds any block, so that waiting brings none: what fits an empty pool begins."""
