@@ -64,6 +64,14 @@ class PackedForwardError(HfpagedError, RuntimeError):
         self.reason = reason
 
 
+class RequestTooLongError(HfpagedError, ValueError):
+    """A request that can never fit: into the pool, or into the model's context. Nothing was taken."""
+
+
+class BatcherClosedError(HfpagedError, RuntimeError):
+    """A request for an engine that is closed or not running."""
+
+
 class UnsupportedModelError(HfpagedError, ValueError):
     """A model whose cache cannot be paged, with the way that works instead."""
 

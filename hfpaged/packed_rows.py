@@ -62,11 +62,10 @@ class PackedRows(Rows):
             raise PackedForwardError(reason, len(self.sequences))
 
     def end_packed(self) -> None:
-        """All layers have stored the step: what left windows goes back."""
+        """All layers have stored the step. What left windows is still there: the step may have been too long."""
         self.steps = []
         with self.pool.changing() as manager:
             self.residuals.settle()
-            manager.release_left(self.sequences)
             self.copies.free(manager)
         self.sequences = []
 

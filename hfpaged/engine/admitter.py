@@ -28,8 +28,7 @@ class Admitter:
         prompt has them computed.
         """
         root, seq = group.request.root, group.sequences[0]
-        wants_logits = group.request.params.prompt_logprobs is not None and group.request.prompt_logprobs is None
-        return Match() if root is None or wants_logits else self._longest(root, seq)
+        return Match() if root is None or group.request.wants_prompt_logits else self._longest(root, seq)
 
     def awaited(self, group: SequenceGroup, match: Match) -> SequenceGroup | None:
         """Who is computing, right now, a longer prefix of this group than is known."""

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from hfpaged.engine.params import RequestParams
     from hfpaged.engine.prompt_lookup import PromptLookup
     from hfpaged.engine.sampler import SequenceSampler
+    from hfpaged.engine.stopping import StopConditions
 
 
 class SequenceState:
@@ -60,6 +61,10 @@ class SequenceState:
         """Tokens behind the prompt."""
         return len(self.tokens) - self.request.num_prompt_tokens
 
+    def fork(self, index: int) -> SequenceState:
+        """The same tokens; it holds no blocks, and nothing is known yet of how it goes on."""
+        return SequenceState(self.request, index, self.tokens[:])
+
 
 class SequenceGroup:
     """Sequences that run and are preempted together: one, or all beams of a beam search.
@@ -101,8 +106,11 @@ class Request:
         self.prompt_token_ids: list[int] = prompt.tolist()
         self.sequences: list[SequenceState] = []  # in the order of their index; of beams the results
         self.groups: list[SequenceGroup] = []  # those that have not ended
+        self.stop: StopConditions | None = None
         self.root: Root | None = None  # what its tokens are found under; None: they are not shared
-        self.prompt_logprobs: list[PositionLogprobs | None] | None = None
+        self.prompt_logprobs: list[PositionLogprobs | None] | None = None  # by position, of the first never any
+        if params.prompt_logprobs is not None:
+            self.prompt_logprobs = [None] * len(prompt)
         self.error: BaseException | None = None
         self.is_finished = False
         self.num_cached_tokens = 0
@@ -111,6 +119,11 @@ class Request:
         self.first_token_time: float | None = None
         self.finished_time: float | None = None
         self.preemptions = self.peak_blocks = self.computed_tokens = self.draft_tokens = self.accepted_tokens = 0
+
+    @property
+    def wants_prompt_logits(self) -> bool:
+        """Whether logprobs of its prompt are missing."""
+        return self.prompt_logprobs is not None and None in self.prompt_logprobs[1:]
 
     @property
     def metrics(self) -> RequestMetrics:

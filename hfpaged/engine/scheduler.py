@@ -99,7 +99,7 @@ class Scheduler:
         return schedule
 
     def computed(self, work: Scheduled, count: int) -> None:
-        """The step stored `count` of these tokens: what became full is published."""
+        """The step stored `count` of these tokens: what became full is published, what left a window goes back."""
         group, seq = work.group, work.seq
         group.work += count
         group.request.computed_tokens += count
@@ -111,6 +111,8 @@ class Scheduler:
         if length // self._manager.block_size > (length - count) // self._manager.block_size:
             self._prefixes.publish(seq.blocks)
             self._admitter.promises.progress(group, length)
+        if self._manager.has_windows:
+            self._manager.release_left([seq.blocks])
 
     def _plan_decodes(self, schedule: Schedule) -> int:
         """All that wait for nothing but their next token; returns what is left of the token budget."""

@@ -1,0 +1,163 @@
+"""The engine put together: sizes are checked and decided, and what was decided can be read."""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+from transformers import PreTrainedTokenizerBase
+
+from hfpaged import compat
+from hfpaged.cache_pool import PoolSpec
+from hfpaged.config import format_bytes
+from hfpaged.engine.core import Engine
+from hfpaged.engine.model_runner import ModelRunner
+from hfpaged.engine.pacing import Pace
+from hfpaged.engine.params import RequestParams
+from hfpaged.engine.preemption import POLICIES, PreemptionPolicy
+from hfpaged.engine.scheduler import Limits, Scheduler
+from hfpaged.engine.sequence_maker import SequenceMaker
+from hfpaged.errors import InvalidConfigError, RequestTooLongError
+from hfpaged.kv_format import Spec
+from hfpaged.kv_pool import KVPool
+from hfpaged.kv_scales import KVScales
+from hfpaged.packed_cache import PackedCache
+
+logger = logging.getLogger("hfpaged")
+
+
+@dataclass(frozen=True)
+class EngineSpec:
+    """The arguments of ContinuousBatcher, checked.
+
+    Raises InvalidConfigError.
+    """
+
+    memory: float | int | str | None
+    num_blocks: int | None
+    block_size: int
+    kv_dtype: Spec
+    kv_scales: KVScales | str | os.PathLike[str] | None
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int | None
+    policy: str
+    preemption: str | PreemptionPolicy
+    watermark: float
+    max_step_stretch: float | None
+    prefix_sharing: bool
+    prepack: bool | None
+
+    def __post_init__(self) -> None:
+        if self.max_num_seqs < 1 or self.max_num_batched_tokens < self.max_num_seqs:
+            raise InvalidConfigError(
+                f"max_num_seqs={self.max_num_seqs} with max_num_batched_tokens={self.max_num_batched_tokens}: each "
+                "sequence may want one token of a step; use at least 1, and as many tokens as sequences"
+            )
+        if self.policy not in ("fcfs", "priority"):
+            raise InvalidConfigError(f'policy={self.policy!r} is unknown; use "fcfs" or "priority"')
+        if isinstance(self.preemption, str) and self.preemption not in POLICIES:
+            raise InvalidConfigError(f"preemption={self.preemption!r} is unknown; use one of {', '.join(POLICIES)}")
+        if not 0 <= self.watermark < 1:
+            raise InvalidConfigError(f"watermark={self.watermark} is a share of the pool; use 0 to less than 1")
+        if self.max_step_stretch is not None and self.max_step_stretch <= 1:
+            raise InvalidConfigError(
+                f"max_step_stretch={self.max_step_stretch}: a step with prompt tokens takes longer than one without; "
+                "use more than 1, or None for no limit"
+            )
+
+
+@dataclass(frozen=True)
+class Assembly:
+    """The parts of an engine."""
+
+    engine: Engine
+    runner: ModelRunner
+    scheduler: Scheduler
+    maker: SequenceMaker
+    spec: EngineSpec
+    max_model_len: int | None
+    vocab_size: int
+
+    def check_fits(self, num_prompt: int, params: RequestParams) -> None:
+        """Raises RequestTooLongError for a request that can never run, InvalidConfigError for too many sequences."""
+        total = num_prompt + params.max_new_tokens
+        if self.max_model_len is not None and total > self.max_model_len:
+            raise RequestTooLongError(
+                f"{num_prompt} prompt tokens and {params.max_new_tokens} new ones are {total}, and the model's context "
+                f"is {self.max_model_len}; shorten the prompt, lower max_new_tokens, or set max_model_len="
+            )
+        seats = max(params.num_beams, params.num_sequences)
+        if seats > self.spec.max_num_seqs:
+            raise InvalidConfigError(
+                f"{seats} sequences of one request are more than max_num_seqs={self.spec.max_num_seqs}; use fewer, or "
+                "raise max_num_seqs"
+            )
+        shares = self.spec.prefix_sharing
+        needed = self.scheduler.needs.at_most(num_prompt, params.max_new_tokens, params.num_beams, shared=shares)
+        there = self.engine.pool.num_blocks
+        if needed > there:
+            raise RequestTooLongError(
+                f"{num_prompt} prompt tokens and {params.max_new_tokens} new ones (in {params.num_beams} beams) take "
+                f"{needed} blocks of {self.engine.pool.block_size} tokens, and the pool has {there}; give it more "
+                "(memory= or num_blocks=), or ask for less"
+            )
+
+    def describe(self) -> dict[str, Any]:
+        """Sizes and choices, for people and logs."""
+        pool, limits = self.engine.pool, self.scheduler.limits
+        groups = max(len(pool.groups), 1)
+        return {
+            "model": type(compat.transformers_model(self.runner.model)).__name__,
+            "kv_format": pool.kv_format.title,
+            "block_size": pool.block_size,
+            "num_blocks": pool.num_blocks,
+            "pool_bytes": pool.num_blocks * pool.storage.block_bytes,
+            "pool_tokens": pool.num_blocks // groups * pool.block_size,
+            "max_num_seqs": limits.max_num_seqs,
+            "max_num_batched_tokens": limits.max_num_batched_tokens,
+            "max_model_len": self.max_model_len,
+            "forward": "packed" if self.runner.packs else f"one by one ({self.runner.why_separate})",
+            "prefix_sharing": self.spec.prefix_sharing,
+        }
+
+    def close(self) -> None:
+        """What was changed in the model is undone."""
+
+
+def assemble(
+    model: nn.Module, tokenizer: PreTrainedTokenizerBase | None, pool: KVPool | None, spec: EngineSpec
+) -> Assembly:
+    """Raises InvalidConfigError, UnsupportedModelError."""
+    inner = compat.transformers_model(model)
+    memory = None if isinstance(spec.memory, float) else spec.memory
+    cache = PackedCache(
+        model, pool, PoolSpec(spec.block_size, memory, spec.num_blocks, spec.kv_dtype, spec.kv_scales)
+    )  # fmt: skip
+    runner = ModelRunner(model, cache)
+    runner.try_packing()
+    pool = cache.pool
+    policy = POLICIES[spec.preemption] if isinstance(spec.preemption, str) else spec.preemption
+    limits = Limits(spec.max_num_seqs, spec.max_num_batched_tokens, spec.watermark)
+    scheduler = Scheduler(
+        pool.manager, pool.prefixes, tuple(group.window for group in pool.groups), limits,
+        by_priority=spec.policy == "priority", policy=policy,
+    )  # fmt: skip
+    maker = SequenceMaker(inner, tokenizer, speculates=pool.residuals is None)
+    engine = Engine(
+        inner, runner, scheduler, maker, Pace(spec.max_num_batched_tokens, spec.max_step_stretch),
+        shares_prefixes=spec.prefix_sharing,
+    )  # fmt: skip
+    text = inner.config.get_text_config(decoder=True)
+    longest = spec.max_model_len or getattr(text, "max_position_embeddings", None)
+    assembly = Assembly(engine, runner, scheduler, maker, spec, longest, text.vocab_size)
+    told = assembly.describe()
+    logger.info(
+        "%s: %s blocks of %s tokens (%s, %s tokens), %s; up to %s sequences and %s tokens a step",
+        told["model"], told["num_blocks"], told["block_size"], format_bytes(told["pool_bytes"]), told["pool_tokens"],
+        told["forward"], told["max_num_seqs"], told["max_num_batched_tokens"],
+    )  # fmt: skip
+    return assembly

@@ -1,0 +1,313 @@
+"""ContinuousBatcher: iteration-level scheduling around the user's own model."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import nn
+from transformers import GenerationConfig, PreTrainedTokenizerBase
+
+from hfpaged import compat
+from hfpaged.config import DEFAULT_BLOCK_SIZE
+from hfpaged.engine.assembly import EngineSpec, assemble
+from hfpaged.engine.delivery import Deltas, Listener, Mailbox, StreamEvent
+from hfpaged.engine.events import Hook
+from hfpaged.engine.outputs import RequestOutput
+from hfpaged.engine.pacing import DEFAULT_STRETCH
+from hfpaged.engine.params import resolve_params
+from hfpaged.engine.preemption import PreemptionPolicy
+from hfpaged.engine.prompts import listed, per_prompt, read_prompt
+from hfpaged.engine.request import Request
+from hfpaged.engine.progress import progress_bar
+from hfpaged.engine.results import output_of
+from hfpaged.engine.running import RunningEngine
+from hfpaged.errors import BatcherClosedError, InvalidConfigError, RequestTooLongError
+from hfpaged.kv_format import Spec
+from hfpaged.kv_pool import KVPool
+from hfpaged.kv_scales import KVScales
+
+logger = logging.getLogger("hfpaged")
+
+Config = GenerationConfig | dict[str, Any] | None
+
+
+class ContinuousBatcher:
+    """An engine of any causal model object: requests come and go, and each step computes all that are there.
+
+        batcher = ContinuousBatcher(model, tokenizer)
+        outputs = batcher.generate(["one prompt", "another one"], max_new_tokens=64)
+
+    Args:
+        model: a causal language model of transformers, in eval mode. Its attention is switched to our kernels.
+        tokenizer: for prompts that are text, for stop strings, and to give text back.
+        pool: the pool of a PagedCache or of another batcher of this model, to share its blocks.
+        memory: what the pool may take: a share of the device (0.85), bytes, or a text such as "2GiB".
+        num_blocks, block_size: instead, blocks and the tokens in each.
+        kv_dtype, kv_scales: how keys and values are stored, see PagedCache.
+        max_num_seqs: the most sequences at once.
+        max_num_batched_tokens: the most tokens in one step.
+        max_model_len: the longest prompt with what is generated; default: what the model's config says.
+        policy: "fcfs", or "priority": a smaller `priority` of a request goes first.
+        preemption: whose blocks are taken back when they run out: "least_computed", "last_come" or a function.
+        watermark: the share of the pool that admission leaves free for those who run.
+        max_step_stretch: while sequences stream, a step with prompt tokens takes at most about so many times a step
+            without any; None: always as many tokens as max_num_batched_tokens allows.
+        prefix_sharing: find known prefixes, and let others find what is computed.
+        prepack: reorder the weights of linear layers for the CPU; default: where it can be done and gains.
+        hooks: functions that are told of each event (hfpaged.engine.events).
+
+    Raises:
+        InvalidConfigError: sizes that cannot work, a model in training mode.
+        UnsupportedModelError: encoder-decoder models, and those with layers that keep more than keys and values.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        pool: KVPool | None = None,
+        *,
+        memory: float | int | str | None = None,
+        num_blocks: int | None = None,
+        block_size: int = DEFAULT_BLOCK_SIZE,
+        kv_dtype: Spec = "auto",
+        kv_scales: KVScales | str | os.PathLike[str] | None = None,
+        max_num_seqs: int = 128,
+        max_num_batched_tokens: int = 4096,
+        max_model_len: int | None = None,
+        policy: str = "fcfs",
+        preemption: str | PreemptionPolicy = "least_computed",
+        watermark: float = 0.01,
+        max_step_stretch: float | None = DEFAULT_STRETCH,
+        prefix_sharing: bool = True,
+        prepack: bool | None = None,
+        hooks: tuple[Hook, ...] = (),
+    ) -> None:
+        self.tokenizer = tokenizer
+        self._model = compat.transformers_model(model)
+        spec = EngineSpec(
+            memory, num_blocks, block_size, kv_dtype, kv_scales, max_num_seqs, max_num_batched_tokens, max_model_len,
+            policy, preemption, watermark, max_step_stretch, prefix_sharing, prepack,
+        )  # fmt: skip
+        self._parts = assemble(model, tokenizer, pool, spec)
+        self._engine = self._parts.engine
+        self._engine.hooks.extend(hooks)
+        self._lock = threading.Lock()  # of the engine: whoever holds it makes the step
+        self._inbox: deque[tuple[Callable[[Request], None], Request]] = deque()
+        self._requests: dict[str, Request] = {}  # those that have not been given back
+        self._listeners: dict[str, Listener] = {}
+        self._numbers = itertools.count()
+        self._driver = threading.Lock()  # of who calls step() until his requests have ended
+        self._came = threading.Event()  # something was put into the inbox
+        self._is_closed = False
+
+    @property
+    def pool(self) -> KVPool:
+        """The block pool: `num_free`, `stats()`, `check_integrity()`."""
+        return self._engine.pool
+
+    @property
+    def hooks(self) -> list[Hook]:
+        """Functions that are told of each event."""
+        return self._engine.hooks
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do anything."""
+        return bool(self._inbox) or self._engine.has_work
+
+    def describe(self) -> dict[str, Any]:
+        """What was decided at construction: sizes, formats, how the model is computed."""
+        return self._parts.describe()
+
+    def add_request(
+        self, prompt: Any, generation_config: Config = None, *, request_id: str | None = None, priority: int = 0,
+        tenant: str = "", salt: str | None = None, listener: Listener | None = None, **settings: Any,
+    ) -> str:  # fmt: skip
+        """Let a request wait for the next step, from any thread; returns its id, by which `abort` knows it.
+
+        Args:
+            prompt: a text, token ids, or a tensor of them.
+            generation_config: what generate() takes; `settings` stand above it: max_new_tokens, temperature, stop,
+                seed, n, logprobs, logits_processor and all else that generate() or OpenAI's API knows.
+            request_id: a name that no other request has, until this one has ended.
+            priority: the smaller, the sooner, with policy="priority".
+            tenant: whose it is; waiting tenants get equal shares.
+            salt: its prefixes are shared only with requests of the same salt.
+            listener: is given each of its outputs, in the thread that makes the step.
+
+        Raises InvalidConfigError, RequestTooLongError for one that can never fit, BatcherClosedError.
+        """
+        if self._is_closed:
+            raise BatcherClosedError("this batcher is closed; make another one")
+        ids, text = read_prompt(prompt, self.tokenizer, self._parts.vocab_size)
+        params = resolve_params(self._model, self.tokenizer, len(ids), generation_config, **settings)
+        self._parts.check_fits(len(ids), params)
+        number = next(self._numbers)
+        request = Request(
+            f"request-{number}" if request_id is None else request_id, number, ids, params, text=text,
+            priority=priority, tenant=tenant, salt=salt,
+        )  # fmt: skip
+        self._parts.maker.group(request)
+        if self._requests.setdefault(request.request_id, request) is not request:
+            raise InvalidConfigError(f"request_id={request_id!r} is running already; give each request another one")
+        if listener is not None:
+            self._listeners[request.request_id] = listener
+        self._inbox.append((self._engine.add, request))
+        self._came.set()
+        return request.request_id
+
+    def abort(self, request_id: str) -> bool:
+        """Give a request up, at any moment and from any thread; whether it was still there. Its blocks go back now, or
+        at the end of the step that is under way, and its record comes with the next step, with finish_reason "abort".
+        """
+        request = self._requests.get(request_id)
+        if request is None or request.is_finished:
+            return False
+        self._inbox.append((self._engine.abort, request))
+        self._settle()
+        self._came.set()
+        return True
+
+    def step(self) -> list[RequestOutput]:
+        """One step; the records of the requests that got tokens or came to their end since the last one."""
+        with self._lock:
+            self._read_inbox()
+            moved = self._engine.step() if self._engine.has_work else []
+            outputs = [output_of(request) for request in moved]
+        for output in outputs:
+            self._deliver(output)
+        self._settle()
+        return outputs
+
+    def generate(
+        self, prompts: Any, generation_config: Config | list[Config] = None, *, progress: bool = False, **settings: Any
+    ) -> list[RequestOutput]:
+        """Run prompts to their end; outputs in the order of the prompts.
+
+        Args:
+            prompts: texts or lists of token ids; one alone is as good as a list of one.
+            generation_config: for all, or a list with one for each.
+            progress: show a progress bar.
+            settings: see `add_request`.
+
+        A request that fails has finish_reason "error" and its error; one that is refused raises before any begins.
+        """
+        prompts = listed(prompts)
+        mailbox = Mailbox()
+        waiting: list[str] = []
+        found: dict[str, RequestOutput] = {}
+        try:
+            for prompt, config in zip(prompts, per_prompt(generation_config, len(prompts)), strict=True):
+                waiting.append(self.add_request(prompt, config, listener=mailbox.put, **settings))
+            with progress_bar(len(waiting), progress) as advance:
+                while len(found) < len(waiting):
+                    output = self._next(mailbox)
+                    if output.finished:
+                        found[output.request_id] = output
+                        advance(sum(len(seq.token_ids) for seq in output.sequences))
+        except BaseException:  # one that was refused, or Ctrl-C
+            for request_id in waiting:
+                self.abort(request_id)
+            raise
+        return [found[request_id] for request_id in waiting]
+
+    def stream(self, prompt: Any, generation_config: Config = None, **settings: Any) -> Iterator[StreamEvent]:
+        """Run one prompt, with all others that are there, and give what is new as soon as it is. Dropping the iterator
+        aborts the request. See `add_request` for the arguments and errors.
+        """
+        mailbox = Mailbox()
+        return self._events(self.add_request(prompt, generation_config, listener=mailbox.put, **settings), mailbox)
+
+    def running(self) -> RunningEngine:
+        """`async with batcher.running() as engine:` (or `with`): steps are made by a thread of their own."""
+        return RunningEngine(self)
+
+    def wake(self) -> None:
+        """Let `wait_for_work` return."""
+        self._came.set()
+
+    def wait_for_work(self, seconds: float) -> None:
+        """Until a request comes, or one is aborted; at most so long."""
+        self._came.wait(seconds)
+        self._came.clear()
+
+    @contextmanager
+    def driving(self) -> Iterator[None]:
+        """Make the steps for all who wait for outputs, until this is left."""
+        with self._driver:
+            yield
+
+    def abort_all(self) -> None:
+        """Give up all requests, and let those who listen know."""
+        for request_id in list(self._requests):
+            self.abort(request_id)
+        while self.has_work:
+            self.step()
+
+    def close(self, *, drain: bool = False) -> None:
+        """Give everything back: requests that are there are aborted, or with `drain` come to their end first."""
+        self._is_closed = True
+        while drain and self.has_work:
+            self.step()
+        self.abort_all()
+        self._parts.close()
+
+    def __enter__(self) -> ContinuousBatcher:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _events(self, request_id: str, mailbox: Mailbox) -> Iterator[StreamEvent]:
+        deltas, finished = Deltas(), False
+        try:
+            while not finished:
+                output = self._next(mailbox)
+                finished = output.finished
+                yield from deltas.of(output)
+        finally:
+            self.abort(request_id)
+
+    def _next(self, mailbox: Mailbox) -> RequestOutput:
+        """The next output for somebody who waits: he makes the steps himself unless another thread does."""
+        while (output := mailbox.take()) is None:
+            if not self._driver.acquire(blocking=False):
+                mailbox.wait(0.02)
+                continue
+            try:
+                self.step()
+            finally:
+                self._driver.release()
+        return output
+
+    def _read_inbox(self) -> None:
+        while self._inbox:
+            act, request = self._inbox.popleft()
+            act(request)
+
+    def _settle(self) -> None:
+        """Do what was asked for while a step was under way, unless another one is by now and will."""
+        while self._inbox and self._lock.acquire(blocking=False):
+            try:
+                self._read_inbox()
+            finally:
+                self._lock.release()
+
+    def _deliver(self, output: RequestOutput) -> None:
+        listener = self._listeners.get(output.request_id)
+        if output.finished:
+            self._requests.pop(output.request_id, None)
+            self._listeners.pop(output.request_id, None)
+        if listener is not None:
+            try:
+                listener(output)
+            except Exception:
+                logger.exception("the listener of request %s raised", output.request_id)

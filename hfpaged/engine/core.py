@@ -1,0 +1,248 @@
+"""The engine: one step after the other, for all requests together. One thread at a time; the batcher sees to that."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable
+
+from transformers import PreTrainedModel
+
+from hfpaged.engine import events
+from hfpaged.engine.model_runner import ModelRunner, piece_of
+from hfpaged.engine.outputs import FinishReason
+from hfpaged.engine.pacing import Pace
+from hfpaged.engine.request import Request, SequenceGroup
+from hfpaged.engine.schedule import Schedule
+from hfpaged.engine.scheduler import Scheduler
+from hfpaged.engine.sequence_maker import SequenceMaker
+from hfpaged.engine.token_step import TokenStep, wanted_logits
+from hfpaged.errors import OutOfBlocksError
+from hfpaged.kv_pool import KVPool
+from hfpaged.prefix_block import Root
+from hfpaged.prefix_sharing import root_keys
+
+
+logger = logging.getLogger("hfpaged")
+
+
+class Engine:
+    """`hooks` are told of all that happens, in order."""
+
+    def __init__(
+        self, model: PreTrainedModel, runner: ModelRunner, scheduler: Scheduler, maker: SequenceMaker, pace: Pace,
+        *, shares_prefixes: bool,
+    ) -> None:  # fmt: skip
+        self.pool: KVPool = runner.cache.pool
+        self.hooks: list[events.Hook] = []
+        self.num_steps = 0
+        self.step_began: float | None = None  # of the one under way, for who watches over it
+        self._model, self._runner, self._scheduler = model, runner, scheduler
+        self._maker, self._pace, self._shares = maker, pace, shares_prefixes
+        self._rootless: list[Request] = []  # arrived since the last step
+        self._ended: dict[Request, None] = {}  # since the last step
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do anything."""
+        return self._scheduler.has_work or bool(self._ended)
+
+    def add(self, request: Request) -> None:
+        """A request begins to wait."""
+        self._emit(
+            events.Arrived(
+                request_id=request.request_id, tenant=request.tenant, time=request.arrival_time,
+                prompt_tokens=request.num_prompt_tokens, priority=request.priority,
+            )
+        )  # fmt: skip
+        self._rootless.append(request)
+        for group in request.groups:
+            self._scheduler.add(group)
+
+    def abort(self, request: Request) -> None:
+        """Give a request up; its blocks go back now."""
+        self._end(request, "abort")
+
+    def step(self) -> list[Request]:
+        """One step; the requests that got tokens or came to their end since the last one."""
+        began = self.step_began = time.perf_counter()
+        self.num_steps += 1
+        try:
+            schedule = self._schedule()
+            tokens = TokenStep(self.pool, self._scheduler, self._maker)
+            spent = self._compute(schedule, tokens)
+            self._finish(tokens)
+            moved = list({**tokens.moved, **self._ended})
+            self._ended = {}
+            self._report(schedule, time.perf_counter() - began, *spent)
+            return moved
+        finally:
+            self.step_began = None
+
+    def _schedule(self) -> Schedule:
+        decoding = self._propose()
+        self._find_roots()
+        if len(self._scheduler.waiting):
+            self.pool.settle_idle()  # what other caches on the pool hold can be found
+        with self.pool.changing():
+            schedule = self._scheduler.schedule(self._pace.budget(decoding))
+        for group, lost in schedule.preempted:
+            self._emit(events.Preempted(request_id=group.request.request_id, tenant=group.request.tenant, lost=lost))
+        for group, found in schedule.admitted:
+            self._tell_admitted(group, found)
+        if schedule.stuck is not None:
+            self._fail([schedule.stuck.request], self._no_room(schedule.stuck))
+        return schedule
+
+    def _propose(self) -> int:
+        """Drafts for sequences that speculate; returns how many sequences decode."""
+        decoding = 0
+        for group in self._scheduler.running:
+            if group.is_decoding:
+                decoding += len(group.sequences)
+                for seq in group.sequences:
+                    if seq.lookup is not None:
+                        room = group.request.params.max_new_tokens - seq.num_new - 1
+                        seq.draft = seq.lookup.propose(seq.tokens)[: max(room, 0)]
+                        group.request.draft_tokens += len(seq.draft)
+        return decoding
+
+    def _find_roots(self) -> None:
+        """By what the tokens of new requests are found: the weights may have changed since the last ones came."""
+        roots: dict[str | None, Root] = {}
+        arrived, self._rootless = self._rootless, []
+        for request in arrived if self._shares else ():
+            if request.salt not in roots:
+                keys = root_keys(self._model, request.salt)
+                with self.pool.changing():
+                    roots[request.salt] = self.pool.prefixes.index.root(keys)
+            request.root = roots[request.salt]
+
+    def _tell_admitted(self, group: SequenceGroup, found: int) -> None:
+        request, now = group.request, events.now()
+        again = request.admitted_time is not None
+        if not again:
+            request.admitted_time, request.num_cached_tokens = now, found
+        names = {"request_id": request.request_id, "tenant": request.tenant}
+        self._emit(events.Admitted(**names, time=now, queue_time=now - group.queued_at, again=again))
+        if found:
+            asked = len(group.sequences[0].tokens)
+            self._emit(
+                events.PrefixHit(**names, time=now, hit=found, queried=asked, waited_for=group.waited_for)
+            )  # fmt: skip
+        with self.pool.changing():
+            request.count_blocks()
+            if not again and request.root is not None:
+                counts = self.pool.prefixes.index.counts
+                counts.queries += request.num_prompt_tokens
+                counts.hits += found
+
+    def _compute(self, schedule: Schedule, tokens: TokenStep) -> tuple[float, float]:
+        """The forward and what is sampled from it; returns the seconds of both."""
+        if not schedule.work:
+            return 0.0, 0.0
+        counts = [wanted_logits(work) for work in schedule.work]
+        began = time.perf_counter()
+        try:
+            pieces = [piece_of(work, count) for work, count in zip(schedule.work, counts, strict=True)]
+            logits = self._runner.forward(pieces)
+            computed = time.perf_counter()
+            tokens.take(schedule.work, logits, counts)
+        except OutOfBlocksError:  # another cache on the pool was faster; the next step knows
+            return 0.0, 0.0
+        except Exception as error:  # fails these requests, and nobody else
+            self._fail(dict.fromkeys(work.group.request for work in schedule.work), error)
+            return time.perf_counter() - began, 0.0
+        return computed - began, time.perf_counter() - computed
+
+    def _finish(self, tokens: TokenStep) -> None:
+        """After sampling: what failed or came to its end gives its blocks back."""
+        for request, error in tokens.failed.items():
+            self._fail([request], error)
+        now = events.now()
+        for request in tokens.moved:
+            if request.first_token_time is None and not request.is_finished:
+                request.first_token_time = now
+                self._emit(
+                    events.FirstToken(
+                        request_id=request.request_id, tenant=request.tenant, time=now,
+                        time_to_first_token=now - request.arrival_time,
+                    )
+                )  # fmt: skip
+            self._release_ended(request)
+
+    def _release_ended(self, request: Request) -> None:
+        """The groups of a request that have nothing left to do."""
+        ended = [group for group in request.groups if _has_ended(group)]
+        if not ended:
+            return
+        request.count_blocks()
+        with self.pool.changing():
+            for group in ended:
+                request.groups.remove(group)
+                self._scheduler.remove(group)
+        if not request.groups:
+            self._end(request)
+
+    def _fail(self, requests: Iterable[Request], error: BaseException) -> None:
+        for request in requests:
+            request.error = error
+            self._end(request, "error")
+
+    def _end(self, request: Request, reason: FinishReason | None = None) -> None:
+        """The one end of a request; `reason` for sequences that have none of their own."""
+        if request.is_finished:
+            return
+        with self.pool.changing():
+            for group in request.groups:
+                self._scheduler.remove(group)
+        request.groups, request.is_finished, request.finished_time = [], True, events.now()
+        for seq in request.sequences:
+            seq.finish_reason = seq.finish_reason or reason
+        self._ended[request] = None
+        self._emit(_final_event(request, reason))
+
+    def _no_room(self, group: SequenceGroup) -> OutOfBlocksError:
+        free = self.pool.num_free
+        needed = self._scheduler.needs.still(group.sequences[0], 1)
+        return OutOfBlocksError(needed, free, self.pool.num_blocks, " Others than this batcher hold the rest")
+
+    def _report(self, schedule: Schedule, seconds: float, forward: float, sampling: float) -> None:
+        self._pace.told(schedule.num_decodes, schedule.num_prefill_tokens, seconds)
+        if self.hooks:
+            blocks = self.pool.blocks
+            self._emit(
+                events.StepFinished(
+                    number=self.num_steps, num_sequences=len(schedule.work), num_tokens=schedule.num_tokens,
+                    num_prefill_tokens=schedule.num_prefill_tokens, num_waiting=len(self._scheduler.waiting),
+                    num_running=len(self._scheduler.running), preemptions=len(schedule.preempted), seconds=seconds,
+                    forward_seconds=forward, sampling_seconds=sampling, blocks_used=blocks.num_used,
+                    blocks_total=blocks.num_blocks,
+                )
+            )  # fmt: skip
+
+    def _emit(self, event: events.Event) -> None:
+        for hook in self.hooks:
+            try:
+                hook(event)
+            except Exception:  # who only watches must not stop the work
+                logger.exception("a hook raised on %s", type(event).__name__)
+
+
+def _has_ended(group: SequenceGroup) -> bool:
+    if group.beams is not None:
+        return group.beams.is_done
+    return all(seq.finish_reason is not None for seq in group.sequences)
+
+
+def _final_event(request: Request, reason: FinishReason | None) -> events.RequestEvent:
+    names = {"request_id": request.request_id, "tenant": request.tenant}
+    if reason == "error":
+        assert request.error is not None
+        return events.Failed(**names, error=request.error, metrics=request.metrics)
+    tokens = sum(seq.num_new for seq in request.sequences)
+    if reason == "abort":
+        return events.Aborted(**names, output_tokens=tokens, metrics=request.metrics)
+    first = request.sequences[0].finish_reason
+    assert first is not None
+    return events.Finished(**names, finish_reason=first, output_tokens=tokens, metrics=request.metrics)
