@@ -23,12 +23,12 @@ from hfpaged.engine.outputs import RequestOutput
 from hfpaged.engine.pacing import DEFAULT_STRETCH
 from hfpaged.engine.params import resolve_params
 from hfpaged.engine.preemption import PreemptionPolicy
+from hfpaged.engine.progress import progress_bar
 from hfpaged.engine.prompts import listed, per_prompt, read_prompt
 from hfpaged.engine.request import Request
-from hfpaged.engine.progress import progress_bar
 from hfpaged.engine.results import output_of
 from hfpaged.engine.running import RunningEngine
-from hfpaged.errors import BatcherClosedError, InvalidConfigError, RequestTooLongError
+from hfpaged.errors import BatcherClosedError, InvalidConfigError
 from hfpaged.kv_format import Spec
 from hfpaged.kv_pool import KVPool
 from hfpaged.kv_scales import KVScales

@@ -22,7 +22,6 @@ from hfpaged.kv_pool import KVPool
 from hfpaged.prefix_block import Root
 from hfpaged.prefix_sharing import root_keys
 
-
 logger = logging.getLogger("hfpaged")
 
 

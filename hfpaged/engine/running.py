@@ -54,7 +54,7 @@ class RunningEngine:
         """What is new of one request as soon as it is. Leaving the loop, or cancelling, aborts it. Arguments and errors
         of `ContinuousBatcher.add_request`.
         """
-        async for output, events in self._outputs(prompt, generation_config, settings):
+        async for _, events in self._outputs(prompt, generation_config, settings):
             for event in events:
                 yield event
 

@@ -1,4 +1,4 @@
-"""From logits to tokens: what a step has computed is sampled, drafts are verified, one prompt becomes many sequences."""
+"""From logits to tokens: what a step computed is sampled, drafts are verified, one prompt becomes many sequences."""
 
 from __future__ import annotations
 
