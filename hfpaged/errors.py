@@ -98,5 +98,9 @@ class InvalidLogitsError(HfpagedError, ValueError):
         )
 
 
+class CallbackError(HfpagedError, RuntimeError):
+    """A request's own function raised, or gave back what cannot be used; that request alone fails."""
+
+
 class IntegrityError(HfpagedError, AssertionError):
     """The pool's books do not agree with what its block tables hold: a bug of hfpaged, never of its user."""
