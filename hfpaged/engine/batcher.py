@@ -9,7 +9,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeAlias
 
 from torch import nn
 from transformers import GenerationConfig, PreTrainedTokenizerBase
@@ -35,7 +35,7 @@ from hfpaged.kv_scales import KVScales
 
 logger = logging.getLogger("hfpaged")
 
-Config = GenerationConfig | dict[str, Any] | None
+Config: TypeAlias = GenerationConfig | dict[str, Any] | None
 
 
 class ContinuousBatcher:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable
+from typing import Any
 
 from transformers import PreTrainedModel
 
@@ -122,7 +123,7 @@ class Engine:
         again = request.admitted_time is not None
         if not again:
             request.admitted_time, request.num_cached_tokens = now, found
-        names = {"request_id": request.request_id, "tenant": request.tenant}
+        names: dict[str, Any] = {"request_id": request.request_id, "tenant": request.tenant}
         self._emit(events.Admitted(**names, time=now, queue_time=now - group.queued_at, again=again))
         if found:
             asked = len(group.sequences[0].tokens)
@@ -235,7 +236,7 @@ def _has_ended(group: SequenceGroup) -> bool:
 
 
 def _final_event(request: Request, reason: FinishReason | None) -> events.RequestEvent:
-    names = {"request_id": request.request_id, "tenant": request.tenant}
+    names: dict[str, Any] = {"request_id": request.request_id, "tenant": request.tenant}
     if reason == "error":
         assert request.error is not None
         return events.Failed(**names, error=request.error, metrics=request.metrics)

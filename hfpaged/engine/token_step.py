@@ -72,6 +72,8 @@ class TokenStep:
                 if seq.draft:
                     length = min(len(seq.tokens) - 1, work.start + count)
                     manager.trim(seq.blocks, length)
+                    if seq.lookup is not None:
+                        seq.lookup.told(len(seq.draft), length - work.start - 1)
                     count, seq.draft = length - work.start, []
                 self._scheduler.computed(work, count)
 
