@@ -48,19 +48,19 @@ class TokenStep:
         firsts = [end - count for end, count in zip(itertools.accumulate(counts), counts, strict=True)]
         self._store([work for work in works if not work.seq.draft])
         choices: list[Choice] = []
-        beams: dict[SequenceGroup, list[int]] = {}
+        beams: dict[SequenceGroup, dict[int, int]] = {}  # row of the logits by beam; the work is in another order
         for work, first, count in zip(works, firsts, counts, strict=True):
             if count and work.group.request.wants_prompt_logits:
                 _score_prompt(work, logits[first : first + count])
             if work.samples and work.group.beams is not None:
-                beams.setdefault(work.group, []).append(first + count - 1)
+                beams.setdefault(work.group, {})[work.seq.index] = first + count - 1
             elif work.samples:
                 last = first + count - 1 - len(work.seq.draft)
                 choices += [Choice(seq, last) for seq in self._samples(work.group)]
         self._choose(choices, logits)
         self._store([work for work in works if work.seq.draft])
         for group, rows in beams.items():
-            self._advance(group, logits[rows])
+            self._advance(group, logits[[rows[seq.index] for seq in group.sequences]])
 
     def _store(self, works: Many[Scheduled]) -> None:
         """What was stored is known now; rejected drafts go."""
