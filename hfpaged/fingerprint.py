@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from hfpaged.block_hash import ExtraKey
+from hfpaged.onednn_weight import OnednnWeight
 
 _HARMLESS = {"accelerate", "hfpaged", "peft", "torch", "transformers"}
 SAMPLES = 8  # numbers of each tensor
@@ -50,7 +51,7 @@ def _fingerprint(tensors: list[Tensor], weights: Weights, config: Mapping[str, A
     alike: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     for part in (part for tensor in tensors for part in _plain(tensor)):
         if part.device.type != "meta" and part.numel():
-            alike.setdefault((part.device, part.dtype), []).append(_sample(part))
+            alike.setdefault((part.device, part.dtype), []).append(sample(part))
     for samples in alike.values():
         digest.update(torch.cat(samples).view(torch.uint8).cpu().numpy().tobytes())
     return digest.hexdigest()
@@ -142,6 +143,8 @@ def _without_origin(part: Any) -> Any:
 
 
 def _address(tensor: Tensor) -> int:
+    if type(tensor) is OnednnWeight:
+        return id(tensor)
     try:
         return tensor.data_ptr()
     except RuntimeError:  # a tensor subclass without memory of its own
@@ -149,8 +152,14 @@ def _address(tensor: Tensor) -> int:
 
 
 def _plain(tensor: Tensor) -> Iterator[Tensor]:
-    """The plain tensors that a tensor, or the subclass of a quantization library, is made of."""
-    if hasattr(tensor, "__tensor_flatten__"):
+    """The plain tensors that a tensor, or the subclass of a quantization library, is made of.
+
+    A weight in oneDNN's order counts as the plain one: its results differ by rounding only, as those of batches of
+    different sizes do.
+    """
+    if type(tensor) is OnednnWeight:
+        yield tensor.sample if tensor.successor is None else sample(tensor.successor.detach())
+    elif hasattr(tensor, "__tensor_flatten__"):
         for name in tensor.__tensor_flatten__()[0]:
             yield from _plain(getattr(tensor, name))
     else:
@@ -158,7 +167,7 @@ def _plain(tensor: Tensor) -> Iterator[Tensor]:
         yield plain if type(plain) is Tensor else plain.as_subclass(Tensor)
 
 
-def _sample(tensor: Tensor) -> Tensor:
+def sample(tensor: Tensor) -> Tensor:
     """A view of a few numbers from all over the tensor; of one that does not lie in a row, from its diagonal."""
     if tensor.is_contiguous():
         step = max(1, tensor.numel() // SAMPLES)

@@ -20,6 +20,8 @@ from hfpaged.attention import paged_attention
 from hfpaged.attention_code import stores_padding, switchable_configs
 from hfpaged.errors import UnsupportedModelError
 from hfpaged.mask import paged_mask
+from hfpaged.prepack import is_prepacked, unprepack
+from hfpaged.prepack import prepack as prepack_weights
 
 
 @dataclass
@@ -39,7 +41,7 @@ def is_patched(model: Model) -> bool:
     return compat.transformers_model(model) in _patches
 
 
-def patch(model: Model, *, default: bool = False) -> Model:
+def patch(model: Model, *, default: bool = False, prepack: bool = False) -> Model:
     """Switch the attention of `model` to the paged kernels; returns the model. A second call is no error.
 
     A model that PEFT or torch.compile has wrapped is one with the model inside: to patch either patches both.
@@ -66,6 +68,8 @@ def patch(model: Model, *, default: bool = False) -> Model:
                 unpatch(model)
             raise
         _patches[inner].is_default = True
+    if prepack:
+        prepack_weights(model)
     return model
 
 
@@ -82,19 +86,22 @@ def unpatch(model: Model) -> Model:
                 compat.set_attention(config, name)
         if done.is_default:
             del inner._prepare_cache_for_generation
+        unprepack(inner)
     return model
 
 
 @contextmanager
-def patched(model: Model, *, default: bool = False) -> Iterator[Model]:
+def patched(model: Model, *, default: bool = False, prepack: bool = False) -> Iterator[Model]:
     """`with patched(model): ...` leaves the model as it was before."""
-    was_patched = is_patched(model)
-    patch(model, default=default)
+    was_patched, was_prepacked = is_patched(model), is_prepacked(model)
+    patch(model, default=default, prepack=prepack)
     try:
         yield model
     finally:
         if not was_patched:
             unpatch(model)
+        elif prepack and not was_prepacked:
+            unprepack(model)
 
 
 def _install(model: PreTrainedModel) -> _Patch:
