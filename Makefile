@@ -10,7 +10,7 @@ format:
 	ruff format .
 
 test:
-	pytest
+	pytest -n auto --dist worksteal
 
 bench:
 	hfpaged bench generate

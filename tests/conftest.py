@@ -7,23 +7,40 @@ import os
 # Before anything imports transformers, which reads them once.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# Two processes with two threads each on two cores wait for one another, and a thread that waits by spinning takes the
+# core from the one that it waits for: 10 to 20 times slower. Before anything imports torch, too.
+os.environ.update({"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"} if "PYTEST_XDIST_WORKER" in os.environ else {})
 
 import pytest
 import torch
+from filelock import FileLock
 from transformers import MistralConfig, MistralForCausalLM
 
 from hfpaged import demo_model
 
+IS_WORKER = "PYTEST_XDIST_WORKER" in os.environ
+MOST_WORKERS = 4  # each holds torch and the demo model, about 1.5 GB
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """What `pytest -n auto` means here."""
+    return min(MOST_WORKERS, os.cpu_count() or 1)
+
 
 @pytest.fixture(scope="session", autouse=True)
 def threads() -> None:
-    """Small models lose time on many threads."""
-    torch.set_num_threads(min(2, os.cpu_count() or 1))
+    """Small models lose time on many threads, and workers beside each other have one core each."""
+    torch.set_num_threads(1 if IS_WORKER else min(2, os.cpu_count() or 1))
 
 
 @pytest.fixture(scope="session")
-def demo() -> demo_model.Loaded:
+def demo(tmp_path_factory) -> demo_model.Loaded:
     """SmolLM2-135M-Instruct in float32 on the CPU; whoever patches the model must unpatch it."""
+    # The folder above a worker's own is common to all of them: one fetches the model, the others wait for it.
+    common = tmp_path_factory.getbasetemp().parent if IS_WORKER else tmp_path_factory.getbasetemp()
+    with FileLock(common / "demo-model.lock"):
+        demo_model.path()
     model, tokenizer = demo_model.load()
     return model.eval(), tokenizer
 

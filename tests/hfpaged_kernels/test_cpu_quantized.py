@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hfpaged_kernels import api, cpu_shared, cpu_threads, numba_form, reference
+from hfpaged_kernels import api, cpu_shared, numba_form, reference
 
 cases = runpy.run_path(str(Path(__file__).parent / "cpu_cases.py"))
 Quantized, assert_equal_enough = cases["Quantized"], cases["assert_equal_enough"]
@@ -17,17 +17,7 @@ QUERY_LENGTHS = (1, 0, 15, 4, 17, 1, 0, 33, 50)
 SHAPES = [name for name in cases["SHAPES"] if name != "odd 5"]
 SHAPES_AND_VARIANTS = [("gqa 64", variant) for variant in cases["VARIANTS"]]
 SHAPES_AND_VARIANTS += [(shape, "all") for shape in SHAPES if shape != "gqa 64"]
-
-
-@pytest.fixture(autouse=True)
-def two_threads_here_one_for_the_judge(monkeypatch):
-    """Plain torch's many small operations lose time on two threads, above all on a busy machine."""
-    before = torch.get_num_threads()
-    cpu_threads.threading_layer()
-    monkeypatch.setattr(cpu_threads, "_threads", lambda: 2)
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("two_threads_here_one_for_the_judge")
 
 
 @pytest.fixture(autouse=True)

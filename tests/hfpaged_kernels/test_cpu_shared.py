@@ -12,17 +12,7 @@ from hfpaged_kernels import api, cpu_decode, cpu_shared, cpu_threads, numba_form
 cases = runpy.run_path(str(Path(__file__).parent / "cpu_cases.py"))
 Paged, assert_equal_enough = cases["Paged"], cases["assert_equal_enough"]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
-
-
-@pytest.fixture(autouse=True)
-def two_threads_here_one_for_the_judge(monkeypatch):
-    """Plain torch's many small operations lose time on two threads, above all on a busy machine."""
-    before = torch.get_num_threads()
-    cpu_threads.threading_layer()
-    monkeypatch.setattr(cpu_threads, "_threads", lambda: 2)
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("two_threads_here_one_for_the_judge")
 
 
 @pytest.fixture

@@ -19,9 +19,10 @@ Paged, assert_equal_enough = cases["Paged"], cases["assert_equal_enough"]
 
 
 def in_a_fresh_python(code: str, **environment: str) -> str:
+    """What it prints, on two threads: a worker of pytest-xdist has one, which proves little here."""
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=300,
-        env={**os.environ, **environment}, check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "2", **environment}, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done.stdout + done.stderr
@@ -103,7 +104,15 @@ def test_without_numba_plain_torch_does_it_and_says_so_once():
     assert out.count("numba is not installed") == 1
 
 
-def test_a_caller_in_another_thread_has_the_same_number_of_threads():
+@pytest.fixture
+def two_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_a_caller_in_another_thread_has_the_same_number_of_threads(two_threads):
     paged = Paged((600,), "gqa 64", 16, torch.float32)
     arguments = (paged.query(1), paged.keys, paged.values, paged.tables, paged.lengths)
     results = []
