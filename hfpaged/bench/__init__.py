@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from hfpaged.bench.batch_rows import BATCH_ROWS
 from hfpaged.bench.catalog import PREFIX_ROWS, ROWS, Row
 from hfpaged.bench.quant_rows import QUANT_ROWS
 
@@ -16,6 +17,7 @@ examples:
   hfpaged bench generate --only decode-long,beam-memory --json figures.json
   hfpaged bench prefix                                    what is it worth that prompts begin alike?
   hfpaged bench quant --only int8-decode,int8-hqq         what does a quantized KV cache cost or gain in speed?
+  hfpaged bench batch --only static --threads 2           32 requests at once, against batches of fixed size
 
 exit codes: 0, 1 when tokens differ, 3 with --strict when a target is missed
 """
@@ -30,6 +32,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     _add_kind(kinds, "prefix", "prompts that begin alike, with and without sharing, side by side", PREFIX_ROWS)
     line = "quantized PagedCaches, the native one and transformers' QuantizedCache, side by side"
     _add_kind(kinds, "quant", line, QUANT_ROWS)
+    _add_kind(kinds, "batch", "many requests at once: ContinuousBatcher and transformers, side by side", BATCH_ROWS)
 
 
 def run(args: argparse.Namespace) -> int:
