@@ -15,15 +15,23 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hfpaged.cache import PagedCache
     from hfpaged.cache_stats import CacheStats
+    from hfpaged.engine.batcher import ContinuousBatcher
+    from hfpaged.engine.delivery import StreamEvent
+    from hfpaged.engine.outputs import RequestMetrics, RequestOutput, SequenceOutput
     from hfpaged.errors import (
         AutogradError,
+        BatcherClosedError,
         CacheMismatchError,
+        CallbackError,
         HfpagedError,
         IntegrityError,
         InvalidConfigError,
+        InvalidLogitsError,
         KVScalesError,
         OutOfBlocksError,
+        PackedForwardError,
         PrefixFileError,
+        RequestTooLongError,
         StreamingError,
         StreamPassedError,
         UnsupportedModelError,
@@ -36,11 +44,19 @@ if TYPE_CHECKING:
 _HOMES = {
     "hfpaged.cache": ("PagedCache",),
     "hfpaged.cache_stats": ("CacheStats",),
+    "hfpaged.engine.batcher": ("ContinuousBatcher",),
+    "hfpaged.engine.delivery": ("StreamEvent",),
+    "hfpaged.engine.outputs": ("RequestMetrics", "RequestOutput", "SequenceOutput"),
     "hfpaged.kv_pool": ("KVPool",),
     "hfpaged.patching": ("patch", "patched", "unpatch"),
     "hfpaged.prefix_report": ("PrefixReport", "TokenDifference"),
     "hfpaged.errors": (
         "AutogradError",
+        "BatcherClosedError",
+        "CallbackError",
+        "InvalidLogitsError",
+        "PackedForwardError",
+        "RequestTooLongError",
         "CacheMismatchError",
         "HfpagedError",
         "IntegrityError",
@@ -58,17 +74,27 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
     "AutogradError",
+    "BatcherClosedError",
     "CacheMismatchError",
     "CacheStats",
+    "CallbackError",
+    "ContinuousBatcher",
     "HfpagedError",
     "IntegrityError",
     "InvalidConfigError",
+    "InvalidLogitsError",
     "KVPool",
     "KVScalesError",
     "OutOfBlocksError",
+    "PackedForwardError",
     "PagedCache",
     "PrefixFileError",
     "PrefixReport",
+    "RequestMetrics",
+    "RequestOutput",
+    "RequestTooLongError",
+    "SequenceOutput",
+    "StreamEvent",
     "StreamPassedError",
     "StreamingError",
     "TokenDifference",

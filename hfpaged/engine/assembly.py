@@ -25,6 +25,7 @@ from hfpaged.kv_format import Spec
 from hfpaged.kv_pool import KVPool
 from hfpaged.kv_scales import KVScales
 from hfpaged.packed_cache import PackedCache
+from hfpaged.prepack import is_prepacked, prepack, prepack_report, unprepack
 
 logger = logging.getLogger("hfpaged")
 
@@ -81,6 +82,7 @@ class Assembly:
     spec: EngineSpec
     max_model_len: int | None
     vocab_size: int
+    has_prepacked: bool
 
     def check_fits(self, num_prompt: int, params: RequestParams) -> None:
         """Raises RequestTooLongError for a request that can never run, InvalidConfigError for too many sequences."""
@@ -122,10 +124,13 @@ class Assembly:
             "max_model_len": self.max_model_len,
             "forward": "packed" if self.runner.packs else f"one by one ({self.runner.why_separate})",
             "prefix_sharing": self.spec.prefix_sharing,
+            "weights": str(prepack_report(self.runner.model)),
         }
 
     def close(self) -> None:
-        """What was changed in the model is undone."""
+        """The weights lie again as they did."""
+        if self.has_prepacked:
+            unprepack(self.runner.model)
 
 
 def assemble(
@@ -138,6 +143,7 @@ def assemble(
         model, pool, PoolSpec(spec.block_size, memory, spec.num_blocks, spec.kv_dtype, spec.kv_scales)
     )  # fmt: skip
     runner = ModelRunner(model, cache)
+    has_prepacked = _prepack(model, spec.prepack)
     runner.try_packing()
     pool = cache.pool
     policy = POLICIES[spec.preemption] if isinstance(spec.preemption, str) else spec.preemption
@@ -153,7 +159,7 @@ def assemble(
     )  # fmt: skip
     text = inner.config.get_text_config(decoder=True)
     longest = spec.max_model_len or getattr(text, "max_position_embeddings", None)
-    assembly = Assembly(engine, runner, scheduler, maker, spec, longest, text.vocab_size)
+    assembly = Assembly(engine, runner, scheduler, maker, spec, longest, text.vocab_size, has_prepacked)
     told = assembly.describe()
     logger.info(
         "%s: %s blocks of %s tokens (%s, %s tokens), %s; up to %s sequences and %s tokens a step",
@@ -161,3 +167,11 @@ def assemble(
         told["forward"], told["max_num_seqs"], told["max_num_batched_tokens"],
     )  # fmt: skip
     return assembly
+
+
+def _prepack(model: nn.Module, wanted: bool | None) -> bool:
+    """Reorder weights where it was asked for, or by default on a CPU; whether that was done here."""
+    is_on_cpu = compat.transformers_model(model).device.type == "cpu"
+    if (is_on_cpu if wanted is None else wanted) and not is_prepacked(model):
+        return prepack(model).layers > 0
+    return False
