@@ -14,12 +14,13 @@ from hfpaged import compat
 from hfpaged.cache_pool import PoolSpec
 from hfpaged.config import format_bytes
 from hfpaged.engine.core import Engine
-from hfpaged.engine.model_runner import ModelRunner
+from hfpaged.engine.model_runner import ModelRunner, Piece
 from hfpaged.engine.pacing import Pace
 from hfpaged.engine.params import RequestParams
 from hfpaged.engine.preemption import POLICIES, PreemptionPolicy
 from hfpaged.engine.scheduler import Limits, Scheduler
 from hfpaged.engine.sequence_maker import SequenceMaker
+from hfpaged.engine.sizing import PoolSizing, check_share, default_share, size_pool
 from hfpaged.errors import InvalidConfigError, RequestTooLongError
 from hfpaged.kv_format import Spec
 from hfpaged.kv_pool import KVPool
@@ -62,6 +63,8 @@ class EngineSpec:
             raise InvalidConfigError(f'policy={self.policy!r} is unknown; use "fcfs" or "priority"')
         if isinstance(self.preemption, str) and self.preemption not in POLICIES:
             raise InvalidConfigError(f"preemption={self.preemption!r} is unknown; use one of {', '.join(POLICIES)}")
+        if isinstance(self.memory, float):
+            check_share(self.memory)
         if not 0 <= self.watermark < 1:
             raise InvalidConfigError(f"watermark={self.watermark} is a share of the pool; use 0 to less than 1")
         if self.max_step_stretch is not None and self.max_step_stretch <= 1:
@@ -83,6 +86,7 @@ class Assembly:
     max_model_len: int | None
     vocab_size: int
     has_prepacked: bool
+    sizing: PoolSizing | None  # of a pool that was promised a share of the device
 
     def check_fits(self, num_prompt: int, params: RequestParams) -> None:
         """Raises RequestTooLongError for a request that can never run, InvalidConfigError for too many sequences."""
@@ -124,6 +128,7 @@ class Assembly:
             "max_model_len": self.max_model_len,
             "forward": "packed" if self.runner.packs else f"one by one ({self.runner.why_separate})",
             "prefix_sharing": self.spec.prefix_sharing,
+            "sizing": "given" if self.sizing is None else str(self.sizing),
             "weights": str(prepack_report(self.runner.model)),
         }
 
@@ -138,14 +143,13 @@ def assemble(
 ) -> Assembly:
     """Raises InvalidConfigError, UnsupportedModelError."""
     inner = compat.transformers_model(model)
-    memory = None if isinstance(spec.memory, float) else spec.memory
-    cache = PackedCache(
-        model, pool, PoolSpec(spec.block_size, memory, spec.num_blocks, spec.kv_dtype, spec.kv_scales)
-    )  # fmt: skip
-    runner = ModelRunner(model, cache)
     has_prepacked = _prepack(model, spec.prepack)
+    sizing = _size_pool(model, spec) if pool is None and spec.num_blocks is None else None
+    memory = spec.memory if sizing is None else sizing.pool
+    assert not isinstance(memory, float)
+    runner = ModelRunner(model, PackedCache(model, pool, _pool_spec(spec, memory, spec.num_blocks)))
     runner.try_packing()
-    pool = cache.pool
+    pool = runner.cache.pool
     policy = POLICIES[spec.preemption] if isinstance(spec.preemption, str) else spec.preemption
     limits = Limits(spec.max_num_seqs, spec.max_num_batched_tokens, spec.watermark)
     scheduler = Scheduler(
@@ -157,9 +161,10 @@ def assemble(
         inner, runner, scheduler, maker, Pace(spec.max_num_batched_tokens, spec.max_step_stretch),
         shares_prefixes=spec.prefix_sharing,
     )  # fmt: skip
-    text = inner.config.get_text_config(decoder=True)
-    longest = spec.max_model_len or getattr(text, "max_position_embeddings", None)
-    assembly = Assembly(engine, runner, scheduler, maker, spec, longest, text.vocab_size, has_prepacked)
+    vocab_size = inner.config.get_text_config(decoder=True).vocab_size
+    assembly = Assembly(
+        engine, runner, scheduler, maker, spec, _longest(model, spec), vocab_size, has_prepacked, sizing
+    )  # fmt: skip
     told = assembly.describe()
     logger.info(
         "%s: %s blocks of %s tokens (%s, %s tokens), %s; up to %s sequences and %s tokens a step",
@@ -175,3 +180,32 @@ def _prepack(model: nn.Module, wanted: bool | None) -> bool:
     if (is_on_cpu if wanted is None else wanted) and not is_prepacked(model):
         return prepack(model).layers > 0
     return False
+
+
+def _pool_spec(spec: EngineSpec, memory: int | str | None, num_blocks: int | None) -> PoolSpec:
+    return PoolSpec(spec.block_size, memory, num_blocks, spec.kv_dtype, spec.kv_scales)
+
+
+def _size_pool(model: nn.Module, spec: EngineSpec) -> PoolSizing | None:
+    """What the pool may take of the device; None where its bytes are given."""
+    if isinstance(spec.memory, (int, str)):
+        return None
+    cache = PackedCache(model, None, _pool_spec(spec, None, num_blocks=10**6))  # storage grows as it is used
+    runner = ModelRunner(model, cache)
+
+    def forward(count: int) -> None:
+        manager = cache.pool.manager
+        piece = Piece(manager.create(), 0, [0] * count, 1)
+        try:
+            runner.forward([piece])
+        finally:
+            manager.free(piece.blocks)
+
+    share = default_share(runner.device) if spec.memory is None else spec.memory
+    longest = _longest(model, spec) or spec.max_num_batched_tokens
+    return size_pool(share, runner.device, forward, min(spec.max_num_batched_tokens, longest))
+
+
+def _longest(model: nn.Module, spec: EngineSpec) -> int | None:
+    text = compat.transformers_model(model).config.get_text_config(decoder=True)
+    return spec.max_model_len or getattr(text, "max_position_embeddings", None)

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import logging
 import os
-import threading
-from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from typing import Any, TypeAlias
 
 from torch import nn
@@ -19,6 +15,7 @@ from hfpaged.config import DEFAULT_BLOCK_SIZE
 from hfpaged.engine.assembly import EngineSpec, assemble
 from hfpaged.engine.delivery import Deltas, Listener, Mailbox, StreamEvent
 from hfpaged.engine.events import Hook
+from hfpaged.engine.loop import EngineLoop
 from hfpaged.engine.outputs import RequestOutput
 from hfpaged.engine.pacing import DEFAULT_STRETCH
 from hfpaged.engine.params import resolve_params
@@ -26,14 +23,11 @@ from hfpaged.engine.preemption import PreemptionPolicy
 from hfpaged.engine.progress import progress_bar
 from hfpaged.engine.prompts import listed, per_prompt, read_prompt
 from hfpaged.engine.request import Request
-from hfpaged.engine.results import output_of
 from hfpaged.engine.running import RunningEngine
-from hfpaged.errors import BatcherClosedError, InvalidConfigError
+from hfpaged.errors import BatcherClosedError
 from hfpaged.kv_format import Spec
 from hfpaged.kv_pool import KVPool
 from hfpaged.kv_scales import KVScales
-
-logger = logging.getLogger("hfpaged")
 
 Config: TypeAlias = GenerationConfig | dict[str, Any] | None
 
@@ -97,31 +91,25 @@ class ContinuousBatcher:
             policy, preemption, watermark, max_step_stretch, prefix_sharing, prepack,
         )  # fmt: skip
         self._parts = assemble(model, tokenizer, pool, spec)
-        self._engine = self._parts.engine
-        self._engine.hooks.extend(hooks)
-        self._lock = threading.Lock()  # of the engine: whoever holds it makes the step
-        self._inbox: deque[tuple[Callable[[Request], None], Request]] = deque()
-        self._requests: dict[str, Request] = {}  # those that have not been given back
-        self._listeners: dict[str, Listener] = {}
+        self.loop = EngineLoop(self._parts.engine)
+        self.hooks.extend(hooks)
         self._numbers = itertools.count()
-        self._driver = threading.Lock()  # of who calls step() until his requests have ended
-        self._came = threading.Event()  # something was put into the inbox
         self._is_closed = False
 
     @property
     def pool(self) -> KVPool:
         """The block pool: `num_free`, `stats()`, `check_integrity()`."""
-        return self._engine.pool
+        return self._parts.engine.pool
 
     @property
     def hooks(self) -> list[Hook]:
         """Functions that are told of each event."""
-        return self._engine.hooks
+        return self._parts.engine.hooks
 
     @property
     def has_work(self) -> bool:
         """Whether a step would do anything."""
-        return bool(self._inbox) or self._engine.has_work
+        return self.loop.has_work
 
     def describe(self) -> dict[str, Any]:
         """What was decided at construction: sizes, formats, how the model is computed."""
@@ -156,36 +144,18 @@ class ContinuousBatcher:
             priority=priority, tenant=tenant, salt=salt,
         )  # fmt: skip
         self._parts.maker.group(request)
-        if self._requests.setdefault(request.request_id, request) is not request:
-            raise InvalidConfigError(f"request_id={request_id!r} is running already; give each request another one")
-        if listener is not None:
-            self._listeners[request.request_id] = listener
-        self._inbox.append((self._engine.add, request))
-        self._came.set()
+        self.loop.add(request, listener)
         return request.request_id
 
     def abort(self, request_id: str) -> bool:
         """Give a request up, at any moment and from any thread; whether it was still there. Its blocks go back now, or
         at the end of the step that is under way, and its record comes with the next step, with finish_reason "abort".
         """
-        request = self._requests.get(request_id)
-        if request is None or request.is_finished:
-            return False
-        self._inbox.append((self._engine.abort, request))
-        self._settle()
-        self._came.set()
-        return True
+        return self.loop.abort(request_id)
 
     def step(self) -> list[RequestOutput]:
         """One step; the records of the requests that got tokens or came to their end since the last one."""
-        with self._lock:
-            self._read_inbox()
-            moved = self._engine.step() if self._engine.has_work else []
-            outputs = [output_of(request) for request in moved]
-        for output in outputs:
-            self._deliver(output)
-        self._settle()
-        return outputs
+        return self.loop.step()
 
     def generate(
         self, prompts: Any, generation_config: Config | list[Config] = None, *, progress: bool = False, **settings: Any
@@ -209,7 +179,7 @@ class ContinuousBatcher:
                 waiting.append(self.add_request(prompt, config, listener=mailbox.put, **settings))
             with progress_bar(len(waiting), progress) as advance:
                 while len(found) < len(waiting):
-                    output = self._next(mailbox)
+                    output = self.loop.next_output(mailbox)
                     if output.finished:
                         found[output.request_id] = output
                         advance(sum(len(seq.token_ids) for seq in output.sequences))
@@ -226,38 +196,18 @@ class ContinuousBatcher:
         mailbox = Mailbox()
         return self._events(self.add_request(prompt, generation_config, listener=mailbox.put, **settings), mailbox)
 
-    def running(self) -> RunningEngine:
-        """`async with batcher.running() as engine:` (or `with`): steps are made by a thread of their own."""
-        return RunningEngine(self)
-
-    def wake(self) -> None:
-        """Let `wait_for_work` return."""
-        self._came.set()
-
-    def wait_for_work(self, seconds: float) -> None:
-        """Until a request comes, or one is aborted; at most so long."""
-        self._came.wait(seconds)
-        self._came.clear()
-
-    @contextmanager
-    def driving(self) -> Iterator[None]:
-        """Make the steps for all who wait for outputs, until this is left."""
-        with self._driver:
-            yield
-
-    def abort_all(self) -> None:
-        """Give up all requests, and let those who listen know."""
-        for request_id in list(self._requests):
-            self.abort(request_id)
-        while self.has_work:
-            self.step()
+    def running(self, *, step_timeout: float | None = None) -> RunningEngine:
+        """`async with batcher.running() as engine:` (or `with`): steps are made by a thread of their own. A step that
+        takes longer than `step_timeout` seconds is told of in the log and as an event.
+        """
+        return RunningEngine(self, step_timeout)
 
     def close(self, *, drain: bool = False) -> None:
         """Give everything back: requests that are there are aborted, or with `drain` come to their end first."""
         self._is_closed = True
         while drain and self.has_work:
             self.step()
-        self.abort_all()
+        self.loop.abort_all()
         self._parts.close()
 
     def __enter__(self) -> ContinuousBatcher:
@@ -270,44 +220,8 @@ class ContinuousBatcher:
         deltas, finished = Deltas(), False
         try:
             while not finished:
-                output = self._next(mailbox)
+                output = self.loop.next_output(mailbox)
                 finished = output.finished
                 yield from deltas.of(output)
         finally:
             self.abort(request_id)
-
-    def _next(self, mailbox: Mailbox) -> RequestOutput:
-        """The next output for somebody who waits: he makes the steps himself unless another thread does."""
-        while (output := mailbox.take()) is None:
-            if not self._driver.acquire(blocking=False):
-                mailbox.wait(0.02)
-                continue
-            try:
-                self.step()
-            finally:
-                self._driver.release()
-        return output
-
-    def _read_inbox(self) -> None:
-        while self._inbox:
-            act, request = self._inbox.popleft()
-            act(request)
-
-    def _settle(self) -> None:
-        """Do what was asked for while a step was under way, unless another one is by now and will."""
-        while self._inbox and self._lock.acquire(blocking=False):
-            try:
-                self._read_inbox()
-            finally:
-                self._lock.release()
-
-    def _deliver(self, output: RequestOutput) -> None:
-        listener = self._listeners.get(output.request_id)
-        if output.finished:
-            self._requests.pop(output.request_id, None)
-            self._listeners.pop(output.request_id, None)
-        if listener is not None:
-            try:
-                listener(output)
-            except Exception:
-                logger.exception("the listener of request %s raised", output.request_id)

@@ -49,7 +49,7 @@ class Engine:
 
     def add(self, request: Request) -> None:
         """A request begins to wait."""
-        self._emit(
+        self.emit(
             events.Arrived(
                 request_id=request.request_id, tenant=request.tenant, time=request.arrival_time,
                 prompt_tokens=request.num_prompt_tokens, priority=request.priority,
@@ -87,7 +87,7 @@ class Engine:
         with self.pool.changing():
             schedule = self._scheduler.schedule(self._pace.budget(decoding))
         for group, lost in schedule.preempted:
-            self._emit(events.Preempted(request_id=group.request.request_id, tenant=group.request.tenant, lost=lost))
+            self.emit(events.Preempted(request_id=group.request.request_id, tenant=group.request.tenant, lost=lost))
         for group, found in schedule.admitted:
             self._tell_admitted(group, found)
         if schedule.stuck is not None:
@@ -124,10 +124,10 @@ class Engine:
         if not again:
             request.admitted_time, request.num_cached_tokens = now, found
         names: dict[str, Any] = {"request_id": request.request_id, "tenant": request.tenant}
-        self._emit(events.Admitted(**names, time=now, queue_time=now - group.queued_at, again=again))
+        self.emit(events.Admitted(**names, time=now, queue_time=now - group.queued_at, again=again))
         if found:
             asked = len(group.sequences[0].tokens)
-            self._emit(
+            self.emit(
                 events.PrefixHit(**names, time=now, hit=found, queried=asked, waited_for=group.waited_for)
             )  # fmt: skip
         with self.pool.changing():
@@ -163,7 +163,7 @@ class Engine:
         for request in tokens.moved:
             if request.first_token_time is None and not request.is_finished:
                 request.first_token_time = now
-                self._emit(
+                self.emit(
                     events.FirstToken(
                         request_id=request.request_id, tenant=request.tenant, time=now,
                         time_to_first_token=now - request.arrival_time,
@@ -200,7 +200,7 @@ class Engine:
         for seq in request.sequences:
             seq.finish_reason = seq.finish_reason or reason
         self._ended[request] = None
-        self._emit(_final_event(request, reason))
+        self.emit(_final_event(request, reason))
 
     def _no_room(self, group: SequenceGroup) -> OutOfBlocksError:
         free = self.pool.num_free
@@ -211,7 +211,7 @@ class Engine:
         self._pace.told(schedule.num_decodes, schedule.num_prefill_tokens, seconds)
         if self.hooks:
             blocks = self.pool.blocks
-            self._emit(
+            self.emit(
                 events.StepFinished(
                     number=self.num_steps, num_sequences=len(schedule.work), num_tokens=schedule.num_tokens,
                     num_prefill_tokens=schedule.num_prefill_tokens, num_waiting=len(self._scheduler.waiting),
@@ -221,7 +221,8 @@ class Engine:
                 )
             )  # fmt: skip
 
-    def _emit(self, event: events.Event) -> None:
+    def emit(self, event: events.Event) -> None:
+        """Tell all hooks."""
         for hook in self.hooks:
             try:
                 hook(event)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from hfpaged.engine.delivery import Deltas, StreamEvent
 from hfpaged.engine.outputs import RequestOutput
+from hfpaged.engine.watchdog import Watchdog
 from hfpaged.errors import BatcherClosedError
 
 if TYPE_CHECKING:
@@ -21,28 +22,39 @@ logger = logging.getLogger("hfpaged")
 class RunningEngine:
     """Between entering and leaving, a thread makes the steps. On leaving requests that are still there are aborted."""
 
-    def __init__(self, batcher: ContinuousBatcher) -> None:
-        self.batcher = batcher
+    def __init__(self, batcher: ContinuousBatcher, step_timeout: float | None = None) -> None:
+        self.batcher, self._loop = batcher, batcher.loop
         self._thread: threading.Thread | None = None
         self._stops = False
+        self._step_timeout = step_timeout
+        self._watchdog: Watchdog | None = None
 
     @property
     def is_alive(self) -> bool:
         """Whether steps are made."""
         return self._thread is not None and self._thread.is_alive()
 
+    @property
+    def is_healthy(self) -> bool:
+        """Whether steps are made, and the one under way is within its time."""
+        return self.is_alive and not (self._watchdog and self._watchdog.is_stuck)
+
     def __enter__(self) -> RunningEngine:
         self._stops = False
-        self._thread = threading.Thread(target=self._run, name="hfpaged-engine", daemon=True)
-        self._thread.start()
+        thread = self._thread = threading.Thread(target=self._run, name="hfpaged-engine", daemon=True)
+        thread.start()
+        if self._step_timeout is not None:
+            self._watchdog = Watchdog(self._loop.engine, self._step_timeout, lambda: thread.ident)
         return self
 
     def __exit__(self, *error: object) -> None:
         self._stops = True
-        self.batcher.wake()
+        self._loop.wake()
         assert self._thread is not None
         self._thread.join()
-        self.batcher.abort_all()
+        if self._watchdog is not None:
+            self._watchdog.stop()
+        self._loop.abort_all()
 
     async def __aenter__(self) -> RunningEngine:
         return self.__enter__()
@@ -87,12 +99,20 @@ class RunningEngine:
                 if output.finished:
                     return
         finally:
-            self.batcher.abort(request_id)
+            self._loop.abort(request_id)
 
     def _run(self) -> None:
-        with self.batcher.driving():
+        with self._loop.driving():
             while not self._stops:
-                if self.batcher.has_work:
-                    self.batcher.step()
+                if self._loop.has_work:
+                    self._step()
                 else:
-                    self.batcher.wait_for_work(0.5)
+                    self._loop.wait_for_work(0.5)
+
+    def _step(self) -> None:
+        """An error here is one of ours, as those of models and requests fail requests: nobody shall wait for ever."""
+        try:
+            self._loop.step()
+        except Exception:
+            logger.exception("a step failed in the engine itself; all requests are aborted")
+            self._loop.abort_all()

@@ -1,0 +1,128 @@
+"""Who makes the steps: many threads may bring, abort and await requests, one at a time computes."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from hfpaged.engine.core import Engine
+from hfpaged.engine.delivery import Listener, Mailbox
+from hfpaged.engine.outputs import RequestOutput
+from hfpaged.engine.request import Request
+from hfpaged.engine.results import output_of
+from hfpaged.errors import InvalidConfigError
+
+logger = logging.getLogger("hfpaged")
+
+
+class EngineLoop:
+    """The engine behind a lock, and what is to be done when nobody holds it."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self._lock = threading.Lock()  # whoever holds it makes the step
+        self._driver = threading.Lock()  # of who makes steps until the outputs that he waits for have come
+        self._inbox: deque[tuple[Callable[[Request], None], Request]] = deque()
+        self._came = threading.Event()  # something was put into the inbox
+        self._requests: dict[str, Request] = {}  # those whose end has not been delivered
+        self._listeners: dict[str, Listener] = {}
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do anything."""
+        return bool(self._inbox) or self.engine.has_work
+
+    def add(self, request: Request, listener: Listener | None) -> None:
+        """Let a request wait for the next step. Raises InvalidConfigError for an id that is there already."""
+        if self._requests.setdefault(request.request_id, request) is not request:
+            raise InvalidConfigError(
+                f"request_id={request.request_id!r} is running already; give each request another one"
+            )
+        if listener is not None:
+            self._listeners[request.request_id] = listener
+        self._inbox.append((self.engine.add, request))
+        self._came.set()
+
+    def abort(self, request_id: str) -> bool:
+        """Give a request up, at any moment and from any thread; whether it was still there. Its blocks go back now, or
+        at the end of the step that is under way, and its record comes with the next step, with finish_reason "abort".
+        """
+        request = self._requests.get(request_id)
+        if request is None or request.is_finished:
+            return False
+        self._inbox.append((self.engine.abort, request))
+        self._settle()
+        self._came.set()
+        return True
+
+    def step(self) -> list[RequestOutput]:
+        """One step; the records of the requests that got tokens or came to their end since the last one."""
+        with self._lock:
+            self._read_inbox()
+            moved = self.engine.step() if self.engine.has_work else []
+            outputs = [output_of(request) for request in moved]
+            for output in outputs:  # under the lock, so that each listener gets them in order
+                self._deliver(output)
+        self._settle()
+        return outputs
+
+    def wake(self) -> None:
+        """Let `wait_for_work` return."""
+        self._came.set()
+
+    def wait_for_work(self, seconds: float) -> None:
+        """Until a request comes, or one is aborted; at most so long."""
+        self._came.wait(seconds)
+        self._came.clear()
+
+    @contextmanager
+    def driving(self) -> Iterator[None]:
+        """Make the steps for all who wait for outputs, until this is left."""
+        with self._driver:
+            yield
+
+    def abort_all(self) -> None:
+        """Give up all requests, and let those who listen know."""
+        for request_id in list(self._requests):
+            self.abort(request_id)
+        while self.has_work:
+            self.step()
+
+    def next_output(self, mailbox: Mailbox) -> RequestOutput:
+        """The next output for somebody who waits: he makes the steps himself unless another thread does."""
+        while (output := mailbox.take()) is None:
+            if not self._driver.acquire(blocking=False):
+                mailbox.wait(0.02)
+                continue
+            try:
+                self.step()
+            finally:
+                self._driver.release()
+        return output
+
+    def _read_inbox(self) -> None:
+        while self._inbox:
+            act, request = self._inbox.popleft()
+            act(request)
+
+    def _settle(self) -> None:
+        """Do what was asked for while a step was under way, unless another one is by now and will."""
+        while self._inbox and self._lock.acquire(blocking=False):
+            try:
+                self._read_inbox()
+            finally:
+                self._lock.release()
+
+    def _deliver(self, output: RequestOutput) -> None:
+        listener = self._listeners.get(output.request_id)
+        if output.finished:
+            self._requests.pop(output.request_id, None)
+            self._listeners.pop(output.request_id, None)
+        if listener is not None:
+            try:
+                listener(output)
+            except Exception:
+                logger.exception("the listener of request %s raised", output.request_id)
