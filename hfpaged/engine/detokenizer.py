@@ -12,7 +12,8 @@ from hfpaged.engine.token_text import TokenText
 
 class Detokenizer:
     """Text piece by piece. Together the pieces are what the tokenizer makes of all tokens at once, up to the stop
-    string that is complete first (with it if `include_stop`).
+    string that is complete first (with it if `include_stop`). Of one thing they are more: where 24 and more tokens of
+    single bytes turn out to be no text, the characters that they began with stay.
 
     text         all pieces so far
     stopped_by   the stop string that was found; after it nothing more comes
