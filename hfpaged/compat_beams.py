@@ -22,12 +22,11 @@ NEVER = -1.0e9
 
 @dataclass(frozen=True)
 class BeamRules:
-    """What does not change during a search. Lengths in tokens, with the prompt; `num_eos` token ids end a sequence."""
+    """What does not change during a search; `num_eos` token ids end a sequence."""
 
     num_beams: int
     num_eos: int
-    prompt_length: int
-    max_length: int
+    max_new_tokens: int
     do_sample: bool = False
     length_penalty: float = 1.0
     early_stopping: bool | Literal["never"] = False
@@ -39,11 +38,12 @@ class BeamRules:
 
 
 class Beams(NamedTuple):
-    """Sequences of one kind (running, finished, or candidates of both), best first.
+    """Sequences of one kind (running, finished, or candidates of both), best first, without the prompt: transformers'
+    functions ask for lengths behind it only, and gathering a long one for each candidate is most of a step.
 
-    tokens   [1, count, max_length] int64, with the prompt
+    tokens   [1, count, max_new_tokens] int64
     scores   [1, count] float32, sums of logarithms of probabilities (divided by the length penalty if finished)
-    parents  [1, count, max_length - prompt_length] int32: for each new token the beam that it was appended to, then -1
+    parents  [1, count, max_new_tokens] int32: for each token the beam that it was appended to, then -1
     """
 
     tokens: Tensor
@@ -53,7 +53,7 @@ class Beams(NamedTuple):
 
 @dataclass
 class BeamState:
-    """A search between two steps: `length` tokens with the prompt. is_finished [1, num_beams] says which of
+    """A search between two steps: running beams have `length` tokens. is_finished [1, num_beams] says which of
     `finished` are there at all, can_improve [1, 1] whether the running ones can still become better than those.
     """
 
@@ -64,23 +64,19 @@ class BeamState:
     can_improve: Tensor
 
 
-def first_state(prompt: Tensor, rules: BeamRules) -> BeamState:
-    """The state before the first step; `prompt` [prompt_length] int64. Only the first beam can be chosen from, since
-    all are equal.
-    """
+def first_state(rules: BeamRules, device: torch.device) -> BeamState:
+    """The state before the first step. Only the first beam can be chosen from, since all are equal."""
     shape = (1, rules.num_beams)
-    tokens = torch.zeros((*shape, rules.max_length), dtype=torch.int64, device=prompt.device)
-    tokens[..., : rules.prompt_length] = prompt
-    scores = torch.zeros(shape, device=prompt.device)
+    tokens = torch.zeros((*shape, rules.max_new_tokens), dtype=torch.int64, device=device)
+    scores = torch.zeros(shape, device=device)
     scores[:, 1:] = NEVER
-    new = rules.max_length - rules.prompt_length
-    parents = torch.full((*shape, new), -1, dtype=torch.int32, device=prompt.device)
+    parents = torch.full((*shape, rules.max_new_tokens), -1, dtype=torch.int32, device=device)
     return BeamState(
-        length=rules.prompt_length,
+        length=0,
         running=Beams(tokens, scores, parents),
         finished=Beams(tokens.clone(), torch.full_like(scores, NEVER), parents.clone()),
-        is_finished=torch.zeros(shape, dtype=torch.bool, device=prompt.device),
-        can_improve=torch.ones((1, 1), dtype=torch.bool, device=prompt.device),
+        is_finished=torch.zeros(shape, dtype=torch.bool, device=device),
+        can_improve=torch.ones((1, 1), dtype=torch.bool, device=device),
     )
 
 
@@ -96,7 +92,7 @@ def candidates(
             running_sequences=state.running.tokens,
             running_beam_indices=state.running.parents,
             cur_len=state.length,
-            decoder_prompt_len=rules.prompt_length,
+            decoder_prompt_len=0,
             do_sample=rules.do_sample,
             beams_to_keep=rules.num_candidates,
             num_beams=rules.num_beams,
@@ -128,8 +124,8 @@ def next_state(
         beam_scores=finished.scores,
         is_sent_finished=is_finished,
         cur_len=length,
-        max_length=rules.max_length,
-        decoder_prompt_len=rules.prompt_length,
+        max_length=rules.max_new_tokens,
+        decoder_prompt_len=0,
         early_stopping=rules.early_stopping,
         length_penalty=rules.length_penalty,
     )
@@ -155,7 +151,7 @@ def _finished(
         top_num_beam_mask=is_top,
         num_beams=rules.num_beams,
         cur_len=state.length,
-        decoder_prompt_len=rules.prompt_length,
+        decoder_prompt_len=0,
         length_penalty=rules.length_penalty,
         early_stopping=rules.early_stopping,
     )

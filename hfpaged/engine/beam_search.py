@@ -72,28 +72,26 @@ class BeamSearch:
     ) -> None:  # fmt: skip
         if len(prompt_ids) == 0:
             raise InvalidConfigError("prompt_ids has 0 token ids, and a search begins behind a prompt; give 1 or more")
-        self.settings, self.prompt_length, self.is_done = settings, len(prompt_ids), False
+        self.settings, self.is_done = settings, False
         self.seed = secrets.randbits(63) if settings.seed is None else settings.seed
         self._model, self._device = model, model.device
-        self._processors = processors or LogitsProcessorList()
-        self._stopping = StoppingCriteriaList(stopping or ())
-        if settings.eos_token_ids:
-            self._stopping.append(EosTokenCriteria(list(settings.eos_token_ids)))
+        self._processors, self._stopping = processors or LogitsProcessorList(), StoppingCriteriaList(stopping or ())
+        self._ends = EosTokenCriteria(list(settings.eos_token_ids)) if settings.eos_token_ids else None
         self._generator = torch.Generator(self._device).manual_seed(self.seed) if settings.do_sample else None
-        self._rules = _rules(settings, self.prompt_length)
-        self._state = compat_beams.first_state(torch.tensor(list(prompt_ids), device=self._device), self._rules)
+        self._prompt = torch.tensor([list(prompt_ids)], device=self._device)
+        self._rules = _rules(settings)
+        self._state = compat_beams.first_state(self._rules, self._device)
         self._stopped_at_end: set[tuple[int, ...]] = set()
 
     @property
     def num_beams(self) -> int:
         """Beams that wait for logits: one before the first step, then all."""
-        return 1 if self._state.length == self.prompt_length else self.settings.num_beams
+        return self.settings.num_beams if self._state.length else 1
 
     @property
     def beams(self) -> list[array[int]]:
         """The token ids of the running beams, with the prompt."""
-        running = self._state.running.tokens[0, : self.num_beams, : self._state.length]
-        return [array("q", row) for row in running.tolist()]
+        return [array("q", row) for row in self._with_prompt(self._running[: self.num_beams]).tolist()]
 
     @torch.no_grad()
     def advance(self, logits: Tensor) -> BeamMove:
@@ -105,14 +103,14 @@ class BeamSearch:
         assert not self.is_done, "the search has ended"
         assert logits.shape[0] == self.num_beams, f"{logits.shape[0]} rows of logits for {self.num_beams} beams"
         state = self._state
-        log_probs = self._processed(logits)
-        found = compat_beams.candidates(self._model, self._rules, state, log_probs, self._generator)
-        stops = self._stopping(found.tokens[0, :, : state.length + 1], None)
-        is_last = state.length + 1 == self._rules.max_length
+        found = compat_beams.candidates(self._model, self._rules, state, self._processed(logits), self._generator)
+        tokens = found.tokens[0, :, : state.length + 1]
+        stops = self._stops(tokens)
+        is_last = tokens.shape[1] == self.settings.max_new_tokens
         if is_last:
-            self._stopped_at_end = {tuple(row) for row in self._new_tokens(found.tokens[0, stops]).tolist()}
+            self._stopped_at_end = {tuple(row) for row in tokens[stops].tolist()}
         self._state, goes_on = compat_beams.next_state(self._model, self._rules, state, found, stops | is_last)
-        return self._moved(goes_on, is_first=state.length == self.prompt_length)
+        return self._moved(goes_on)
 
     def results(self, n: int) -> list[BeamHypothesis]:
         """The `n` best finished sequences, best first; fewer while the search still runs (then `beams` has the others).
@@ -126,7 +124,7 @@ class BeamSearch:
             )
         finished = self._state.finished
         lengths = (finished.parents[0] >= 0).sum(dim=-1).tolist()
-        rows = zip(self._new_tokens(finished.tokens[0]).tolist(), lengths, finished.scores[0].tolist(), strict=True)
+        rows = zip(finished.tokens[0].tolist(), lengths, finished.scores[0].tolist(), strict=True)
         found = [BeamHypothesis(row[:length], score, self._reason(row[:length])) for row, length, score in rows]
         is_there = self._state.is_finished[0].tolist()
         return [each for each, there in zip(found[:n], is_there, strict=False) if there or self.is_done]
@@ -135,7 +133,8 @@ class BeamSearch:
         """Logarithms of probabilities, [settings.num_beams, vocab] float32, after the processors."""
         log_probs = torch.log_softmax(logits.to(self._device, torch.float32), dim=-1)
         log_probs = log_probs.repeat(self.settings.num_beams // self.num_beams, 1)
-        log_probs = self._processors(self._state.running.tokens[0, :, : self._state.length], log_probs)
+        if self._processors:
+            log_probs = self._processors(self._with_prompt(self._running), log_probs)
         self._check(log_probs)
         return log_probs
 
@@ -146,35 +145,46 @@ class BeamSearch:
                 f"num_beams={self.settings.num_beams} looks at {self._rules.num_candidates} continuations a step, and "
                 f"a vocabulary of {log_probs.shape[-1]} has {log_probs.numel()}; use fewer end-of-sequence tokens"
             )
-        bad = int(log_probs.isnan().any(dim=-1).sum())
+        bad = int(log_probs.amax(dim=-1).isnan().sum())
         if bad:
             raise InvalidLogitsError(bad, len(log_probs))
 
-    def _moved(self, goes_on: Tensor, is_first: bool) -> BeamMove:
+    def _stops(self, tokens: Tensor) -> Tensor:
+        """Which of the candidates [num_candidates, new tokens] end by a token or a criterion: bool [num_candidates]."""
+        stops = torch.zeros(len(tokens), dtype=torch.bool, device=self._device)
+        if self._ends is not None:
+            stops = self._ends(tokens, None)
+        return stops | self._stopping(self._with_prompt(tokens), None) if self._stopping else stops
+
+    def _moved(self, goes_on: Tensor) -> BeamMove:
         """What the step just made has chosen, read from the device at once."""
-        state = self._state
-        parents = state.running.parents[0, :, state.length - self.prompt_length - 1]
-        if is_first:  # all beams were the prompt, which is kept once
+        last = self._state.length - 1
+        parents = self._state.running.parents[0, :, last]
+        if last == 0:  # all beams were the prompt, which is kept once
             parents = torch.zeros_like(parents)
-        tokens = state.running.tokens[0, :, state.length - 1]
+        tokens = self._state.running.tokens[0, :, last]
         *numbers, goes_on_too = torch.cat([parents, tokens, goes_on.reshape(1)]).tolist()
         self.is_done = not goes_on_too
         return BeamMove(numbers[: len(parents)], numbers[len(parents) :])
 
-    def _new_tokens(self, tokens: Tensor) -> Tensor:
-        return tokens[:, self.prompt_length :]
+    @property
+    def _running(self) -> Tensor:
+        """The new tokens of the running beams, [settings.num_beams, length]."""
+        return self._state.running.tokens[0, :, : self._state.length]
+
+    def _with_prompt(self, tokens: Tensor) -> Tensor:
+        return torch.cat([self._prompt.expand(len(tokens), -1), tokens], dim=-1)
 
     def _reason(self, token_ids: list[int]) -> FinishReason:
         is_full = len(token_ids) == self.settings.max_new_tokens
         return "length" if is_full and tuple(token_ids) not in self._stopped_at_end else "stop"
 
 
-def _rules(settings: BeamSettings, prompt_length: int) -> compat_beams.BeamRules:
+def _rules(settings: BeamSettings) -> compat_beams.BeamRules:
     return compat_beams.BeamRules(
         num_beams=settings.num_beams,
         num_eos=len(settings.eos_token_ids),
-        prompt_length=prompt_length,
-        max_length=prompt_length + settings.max_new_tokens,
+        max_new_tokens=settings.max_new_tokens,
         do_sample=settings.do_sample,
         length_penalty=settings.length_penalty,
         early_stopping=settings.early_stopping,
