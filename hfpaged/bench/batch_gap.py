@@ -17,8 +17,6 @@ from hfpaged.bench.result import Measured
 from hfpaged.bench.setting import Setting
 from hfpaged.bench.shape import Shape
 
-OWN_PROMPT = 64  # tokens, of the stream
-
 
 @dataclass(frozen=True)
 class Disturbed:
@@ -38,7 +36,7 @@ class Disturbed:
 def measure(setting: Setting, shape: Shape) -> Measured:
     """The value is the longest gap while the prompt is taken in, over the median gap before it came."""
     stream, prompt = unlike(setting, 2, shape.prompt).tolist()
-    stream = stream[:OWN_PROMPT]
+    stream = stream[: shape.own]
     runs = [_run(setting, shape, stream, prompt) for _ in range(setting.repeats)]
     run = sorted(runs, key=lambda run: run.ratio)[len(runs) // 2]
     same = all(_is_right(setting, stream, prompt, run) for run in runs)
@@ -49,38 +47,46 @@ def measure(setting: Setting, shape: Shape) -> Measured:
     return Measured(run.ratio, same_tokens=same, note=note)
 
 
+class _Stream:
+    """The requests of a batcher, whose steps are made here; `held` has the new tokens of each."""
+
+    def __init__(self, setting: Setting, batcher: Any) -> None:
+        self._setting, self._batcher = setting, batcher
+        self.held: dict[str, list[int]] = {}
+
+    def add(self, prompt: list[int], new: int) -> str:
+        """A new request; its name."""
+        config = GenerationConfig(do_sample=False, max_new_tokens=new)
+        name: str = self._batcher.add_request(prompt, config)
+        self.held[name] = []
+        return name
+
+    def gap(self, name: str) -> float:
+        """Seconds until this request has its next token, however many steps that takes."""
+        start, before = time.perf_counter(), len(self.held[name])
+        while len(self.held[name]) == before:
+            for output in self._batcher.step():
+                self.held[output.request_id] = output.token_ids
+        self._setting.synchronize()
+        return time.perf_counter() - start
+
+
 def _run(setting: Setting, shape: Shape, stream: list[int], prompt: list[int]) -> Disturbed:
     """The stream alone for `shape.new` tokens, then with the prompt beside it, until that has its first token."""
-    most = shape.new + shape.prompt + 1  # it must not end before: a step takes in one token of the prompt or more
+    most = shape.new + shape.prompt  # it must not end before: each of its steps takes a token of the prompt in
     with batcher_of(setting, 2 * (most + shape.prompt)) as batcher:
-        running = batcher.add_request(stream, generation_config=_config(most))
-        before: list[float] = []
-        _gap(setting, batcher, running)  # its first token waits for its own prompt
-        while len(running.token_ids) < shape.new:
-            before.append(_gap(setting, batcher, running))
-        arrived = batcher.add_request(prompt, generation_config=_config(2))
+        steps = _Stream(setting, batcher)
+        running = steps.add(stream, most)
+        steps.gap(running)  # the first token waits for the stream's own prompt
+        before = [steps.gap(running) for _ in range(shape.new)]
+        arrived = steps.add(prompt, 2)
         during: list[float] = []
-        while not arrived.token_ids:
-            during.append(_gap(setting, batcher, running))
-        answers = list(running.token_ids), list(arrived.token_ids)
-        batcher.abort(running)
-    return Disturbed(before, during, *answers)
-
-
-def _gap(setting: Setting, batcher: Any, running: Any) -> float:
-    """Seconds until the stream has its next token, however many steps that takes."""
-    start, held = time.perf_counter(), len(running.token_ids)
-    while len(running.token_ids) == held:
-        batcher.step()
-    setting.synchronize()
-    return time.perf_counter() - start
+        while not steps.held[arrived]:
+            during.append(steps.gap(running))
+        return Disturbed(before, during, steps.held[running], steps.held[arrived])
 
 
 def _is_right(setting: Setting, stream: list[int], prompt: list[int], run: Disturbed) -> bool:
     """Whether both answers are those of generate() to each prompt alone."""
     workload = Workload([stream, prompt], [len(run.stream), len(run.answer)])
     return static(setting, workload, 1).rows == [run.stream, run.answer]
-
-
-def _config(new: int) -> GenerationConfig:
-    return GenerationConfig(do_sample=False, max_new_tokens=new)

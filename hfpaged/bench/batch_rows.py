@@ -30,6 +30,6 @@ BATCH_ROWS = (
     ),
     Row(
         "gap", "longest gap of a stream while a prompt of {prompt} comes, over its median", "batch_gap",
-        Shape(1, 6000, 32), Target(most=3.0),
+        Shape(1, 6000, 32, own=64), Target(most=3.0),
     ),
 )  # fmt: skip
