@@ -73,8 +73,9 @@ class OnednnWeight(Tensor):
     packed: Tensor
     sample: Tensor  # a few of its numbers, for the model's fingerprint
     owners: list[tuple[weakref.ref[nn.Module], str]]
+    plain: Tensor | None  # kept for embeddings, which need rows, and for fewer rows than `min_rows`
+    min_rows: int
     successor: nn.Parameter | None  # what this was turned into, where it could not turn itself
-    reason: str | None  # why it was turned into the plain weight by itself
 
     @staticmethod
     def __new__(cls, plain: nn.Parameter, packed: Tensor, sample: Tensor, owners: Any) -> OnednnWeight:
@@ -82,7 +83,8 @@ class OnednnWeight(Tensor):
             cls, plain.shape, strides=plain.stride(), dtype=plain.dtype, device=plain.device,
             requires_grad=plain.requires_grad,
         )  # fmt: skip
-        made.packed, made.sample, made.owners, made.successor = packed, sample, owners, None
+        made.packed, made.sample, made.owners = packed, sample, owners
+        made.plain, made.min_rows, made.successor = None, 0, None
         made._is_param = True  # what isinstance(..., nn.Parameter) asks
         return made
 
@@ -93,8 +95,9 @@ class OnednnWeight(Tensor):
         if torch._C._get_tracing_state() is not None:
             raise UnsupportedModelError("torch.jit.trace cannot look into prepacked weights; unpatch the model before")
         if func is F.linear and _is_fast(*args, **kwargs):
-            x, weight, bias = _linear_arguments(*args, **kwargs)
-            return multiply(x, weight.packed, bias)
+            return _linear(*args, **kwargs)
+        if func is F.embedding and _has_rows(*args, **kwargs):
+            return F.embedding(args[0], args[1].plain, *args[2:], **kwargs)
         if func in _METADATA or _does_nothing(func, args, kwargs):
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
@@ -120,9 +123,11 @@ class OnednnWeight(Tensor):
         return f"OnednnWeight(shape={tuple(self.shape)}, dtype={self.dtype})"
 
 
-def _linear_arguments(input: Any, weight: Any, bias: Any = None) -> tuple[Any, Any, Any]:
-    """F.linear's, under the names that it gives them."""
-    return input, weight, bias
+def _linear(input: Any, weight: Any, bias: Any = None) -> Tensor:
+    """F.linear, under the names that it gives its arguments."""
+    if weight.plain is not None and input.numel() < weight.min_rows * input.shape[-1]:
+        return F.linear(input, weight.plain, bias)
+    return multiply(input, weight.packed, bias)
 
 
 def _is_fast(input: Any, weight: Any, bias: Any = None) -> bool:
@@ -140,6 +145,15 @@ def _is_fast(input: Any, weight: Any, bias: Any = None) -> bool:
     return not (torch.is_grad_enabled() and any(part is not None and part.requires_grad for part in parts))
 
 
+def _has_rows(*args: Any, **kwargs: Any) -> bool:
+    """Whether an embedding may read the plain weight that was kept."""
+    weight = args[1] if len(args) > 1 else None
+    if type(weight) is not OnednnWeight or weight.plain is None or type(args[0]) is not Tensor:
+        return False
+    changes = kwargs.get("max_norm") is not None or len(args) > 3  # max_norm rescales the weight in place
+    return not changes and not torch.is_grad_enabled() and not torch.compiler.is_compiling()
+
+
 def _does_nothing(func: Any, args: Any, kwargs: Any) -> bool:
     """Whether a call such as .to("cpu") leaves a tensor of this dtype and device as it is."""
     if func == _tensor.data.__set__:
@@ -150,15 +164,21 @@ def _does_nothing(func: Any, args: Any, kwargs: Any) -> bool:
     return func(probe, *args[1:], **kwargs) is probe
 
 
-def pack(parameter: nn.Parameter, packed: Tensor, sample: Tensor, owners: list[tuple[nn.Module, str]]) -> None:
-    """Turn a parameter, for all who hold it, into `packed`: the plain numbers are freed.
+def pack(
+    parameter: nn.Parameter, packed: Tensor, sample: Tensor, owners: list[tuple[nn.Module, str]], min_rows: int = 0
+) -> None:
+    """Turn a parameter, for all who hold it, into `packed`. The plain numbers are freed, or with `min_rows` kept for
+    embeddings and for inputs of fewer rows.
 
     Raises RuntimeError, and changes nothing, where somebody holds it in a way that would not follow: by a weak
     reference, or from C++.
     """
     with torch.inference_mode(False):
         known = [(weakref.ref(module), name) for module, name in owners]
-        swap_tensors(parameter, OnednnWeight(parameter, packed, sample, known))
+        made = OnednnWeight(parameter, packed, sample, known)
+        if min_rows:
+            made.plain, made.min_rows = parameter.detach(), min_rows
+        swap_tensors(parameter, made)
 
 
 def unpack(weight: Any, reason: str | None = None) -> nn.Parameter:
@@ -168,7 +188,7 @@ def unpack(weight: Any, reason: str | None = None) -> nn.Parameter:
             return weight  # another thread has done it
         if weight.successor is not None:
             return weight.successor
-        plain, told = _plain_of(weight), _told(weight, reason)
+        plain, told = _plain_of(weight, weight.plain), _told(weight, reason)
         try:
             with torch.inference_mode(False):
                 swap_tensors(weight, plain)
@@ -184,7 +204,7 @@ def _replace(weight: Any, reason: str) -> nn.Parameter:
     with _lock:
         if weight.successor is None:
             told = _told(weight, reason)
-            _succeed(weight, _plain_of(weight))
+            _succeed(weight, _plain_of(weight, weight.plain))
             told()
     successor: nn.Parameter = weight.successor
     return successor
@@ -192,7 +212,7 @@ def _replace(weight: Any, reason: str) -> nn.Parameter:
 
 def _succeed(weight: Any, plain: nn.Parameter) -> nn.Parameter:
     weight.successor = plain
-    del weight.packed
+    del weight.packed, weight.plain
     for reference, name in weight.owners:
         module = reference()
         if module is not None and module._parameters.get(name) is weight:
@@ -200,12 +220,12 @@ def _succeed(weight: Any, plain: nn.Parameter) -> nn.Parameter:
     return plain
 
 
-def _plain_of(weight: OnednnWeight) -> nn.Parameter:
-    """The same numbers as a plain parameter of its own; never one that inference mode forbids to train."""
-    source = weight.successor
+def _plain_of(weight: OnednnWeight, kept: Tensor | None = None) -> nn.Parameter:
+    """The same numbers as a plain parameter, in memory of its own or `kept`; never one that inference mode made."""
     with torch.inference_mode(False), torch.no_grad():
-        plain = weight.packed.to_dense() if source is None else source.detach().clone()
-        return nn.Parameter(plain, requires_grad=weight.requires_grad)
+        if kept is None:
+            kept = weight.packed.to_dense() if weight.successor is None else weight.successor.detach().clone()
+        return nn.Parameter(kept, requires_grad=weight.requires_grad)
 
 
 def _told(weight: OnednnWeight, reason: str | None) -> Callable[[], None]:

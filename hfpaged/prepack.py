@@ -1,99 +1,55 @@
 """Linear layers of a model in inference on a CPU, their weights reordered once for oneDNN.
 
-Decode steps multiply by every weight for a handful of rows, at which F.linear is poor on CPUs. oneDNN's own order
-takes the place of each weight, one layer after the other, so that a model never lies in memory twice.
+A decode step multiplies every weight by a handful of rows, at which F.linear of float32 is poor on many CPUs, and that
+of bfloat16 reorders the weight each time. The new order takes the place of each weight, one layer after the other, so
+that a model never lies in memory twice.
 
-The numbers are those of F.linear up to the rounding of sums; blocks of the prefix cache may therefore be shared between
-packed and plain weights, as they are between batches of different sizes.
+The numbers are those of F.linear up to the rounding of sums. So blocks of the prefix cache may be shared between packed
+and plain weights, as they are between batches of different sizes, whose sums are rounded differently too.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
 import weakref
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
 from hfpaged.compat import transformers_model
 from hfpaged.fingerprint import sample
-from hfpaged.onednn_weight import OnednnWeight, onednn_fault, pack, reordered, unpack
+from hfpaged.onednn_weight import OnednnWeight, pack, reordered, unpack
+from hfpaged.prepack_faults import Owners, model_fault, weight_fault
 from hfpaged.prepack_gain import ROWS, LinearGain, measure
+from hfpaged.prepack_report import PrepackReport
 
 logger = logging.getLogger("hfpaged")
-
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-
-
-@dataclass(frozen=True)
-class PrepackReport:
-    """What lies in oneDNN's order now.
-
-    Attributes:
-        layers: linear layers whose weights do.
-        nbytes: of these weights.
-        skipped: why others do not, and how many of each.
-        gains: what was measured at packing.
-    """
-
-    layers: int
-    nbytes: int
-    skipped: dict[str, int] = field(default_factory=dict)
-    gains: tuple[LinearGain, ...] = ()
-
-    def gain(self, rows: int) -> float:
-        """How many times faster the packed layers together are at so many rows, as measured; 1 where nothing is.
-
-        Raises KeyError for rows that were not measured.
-        """
-        times = [(gain.layers, time) for gain in self.gains if gain.is_gain for time in gain.times if time.rows == rows]
-        if not times:
-            if self.layers:
-                raise KeyError(rows)
-            return 1.0
-        return sum(count * time.plain for count, time in times) / sum(count * time.packed for count, time in times)
-
-    def __str__(self) -> str:
-        rows = sorted({time.rows for gain in self.gains if gain.is_gain for time in gain.times})
-        gains = ", ".join(f"{self.gain(count):.2f}x at {count}" for count in rows) if self.layers else ""
-        told = f"{self.layers} linear layers ({self.nbytes / 1e6:.0f} MB) in oneDNN's order"
-        told += f", rows: {gains}" if gains else ""
-        others = "; ".join(f"{count} not: {reason}" for reason, count in self.skipped.items())
-        return f"{told}; {others}" if others else told
-
-
-@dataclass
-class _Found:
-    """A weight and the linear layers that hold it."""
-
-    parameter: nn.Parameter
-    owners: list[tuple[nn.Module, str]]
-
-
 _reports: weakref.WeakKeyDictionary[nn.Module, PrepackReport] = weakref.WeakKeyDictionary()
 
 
-def prepack(model: nn.Module, rows: Sequence[int] = ROWS) -> PrepackReport:
+def prepack(model: nn.Module, rows: Sequence[int] = ROWS, copied_share: float = 0.25) -> PrepackReport:
     """Reorder the weights of `model`'s linear layers for oneDNN where that is measured to be faster; says what it did.
 
     Everything else that asks for a weight (a gradient, an optimizer, PEFT's merging, state_dict, .to()) finds the plain
     one, put back bit for bit at that moment; another call packs it again. Nothing else in the model changes.
 
     Args:
-        rows: of the inputs that are timed. Those of a decode step, up to 32, decide.
+        rows: of the decode steps to come; the sum of their times decides.
+        copied_share: a head that is tied to the embedding is packed beside it, for an embedding needs plain rows,
+            as long as such copies stay under this share of the model's bytes.
 
     Raises UnsupportedModelError for what is and holds no model of transformers.
     """
     inner = transformers_model(model)
-    fault = _model_fault(model, inner)
+    fault = model_fault(model, inner)
     if fault is not None:
-        _reports[inner] = PrepackReport(0, 0, {fault: 1})
+        _reports[inner] = PrepackReport(skipped={fault: sum(isinstance(part, nn.Linear) for part in inner.modules())})
     else:
-        _pack_all(inner, rows)
+        _reports[inner] = _pack_all(inner, rows, copied_share)
     report = prepack_report(inner)
     logger.info("prepack: %s", report)
     return report
@@ -103,23 +59,22 @@ def unprepack(model: nn.Module) -> None:
     """Put the plain weights back, bit for bit. Of a model that is not packed it is no error."""
     inner = transformers_model(model)
     _reports.pop(inner, None)
-    for parameter in list(_packed(inner)):
-        unpack(parameter)
+    for weight in list(_packed(inner)):
+        unpack(weight)
 
 
 def prepack_report(model: nn.Module) -> PrepackReport:
     """What of `model` is packed now."""
     inner = transformers_model(model)
-    report = _reports.get(inner, PrepackReport(0, 0))
-    packed = list(_packed(inner))
-    lost = report.layers - sum(len(weight.owners) for weight in packed)
-    skipped = report.skipped | ({"asked for as plain weights since": lost} if lost else {})
-    return replace(
+    report, packed = _reports.get(inner, PrepackReport()), list(_packed(inner))
+    now = replace(
         report,
-        layers=sum(len(weight.owners) for weight in packed),
+        layers=_num_layers(packed),
         nbytes=sum(weight.nbytes for weight in packed),
-        skipped=skipped,
+        copied_nbytes=sum(weight.nbytes for weight in packed if weight.plain is not None),
     )
+    lost = report.layers - now.layers
+    return now if lost <= 0 else replace(now, skipped={**report.skipped, "something asked for the plain weight": lost})
 
 
 def is_prepacked(model: nn.Module) -> bool:
@@ -131,83 +86,79 @@ def _packed(model: nn.Module) -> Iterator[OnednnWeight]:
     return (weight for weight in model.parameters() if isinstance(weight, OnednnWeight))
 
 
-def _model_fault(given: nn.Module, model: nn.Module) -> str | None:
-    """Why nothing of a model can be packed."""
-    if hasattr(given, "_orig_mod"):
-        return "the model is compiled by torch.compile, which would cut its graph at every layer"
-    if model.training:
-        return "the model is in training mode; call model.eval() before"
-    return onednn_fault()
+def _num_layers(packed: Sequence[OnednnWeight]) -> int:
+    return sum(isinstance(module(), nn.Linear) for weight in packed for module, _ in weight.owners)
 
 
-def _pack_all(model: nn.Module, rows: Sequence[int]) -> None:
+@dataclass(frozen=True)
+class _Found:
+    """A weight and the modules that hold it."""
+
+    parameter: nn.Parameter
+    owners: Owners
+
+    @property
+    def num_linears(self) -> int:
+        return sum(isinstance(module, nn.Linear) and name == "weight" for module, name in self.owners)
+
+    @property
+    def is_tied(self) -> bool:
+        """Whether an embedding reads its rows, so that the plain weight must stay beside the packed one."""
+        return self.num_linears < len(self.owners)
+
+
+def _pack_all(model: nn.Module, rows: Sequence[int], copied_share: float) -> PrepackReport:
     skipped: Counter[str] = Counter()
-    old = {(gain.shape, gain.dtype): gain for gain in prepack_report(model).gains}
-    for key, group in _groups(model, skipped).items():
+    gains = {(gain.shape, gain.dtype, gain.is_tied): gain for gain in prepack_report(model).gains}
+    spare = copied_share * sum(parameter.nbytes for parameter in model.parameters())
+    for key, group in _groups(model, spare, skipped).items():
         try:
-            old[key] = gain = measure([found.parameter for found in group], rows)
+            gain = measure([found.parameter for found in group], rows, group[0].is_tied)
         except RuntimeError as error:
-            skipped[f"oneDNN refuses {key[1]} here: {str(error).strip().splitlines()[0]}"] += len(group)
+            refusal = f"oneDNN refuses {group[0].parameter.dtype} here: {str(error).strip().splitlines()[0]}"
+            skipped[refusal] += sum(found.num_linears for found in group)
             continue
         for found in group:
-            fault = _pack_one(found) if gain.is_gain else "no gain was measured"
+            fault = _pack_one(found, gain) if gain.is_gain else "no gain was measured"
             if fault is not None:
-                skipped[fault] += len(found.owners)
-    packed = sum(len(weight.owners) for weight in _packed(model))
-    _reports[model] = PrepackReport(packed, 0, dict(skipped), tuple(old.values()))
+                skipped[fault] += found.num_linears
+            else:
+                gain = replace(gain, layers=gain.layers + found.num_linears)
+        gains[key] = gain
+    return PrepackReport(_num_layers(list(_packed(model))), skipped=dict(skipped), gains=tuple(gains.values()))
 
 
-def _groups(model: nn.Module, skipped: Counter[str]) -> dict[tuple[Any, torch.dtype], list[_Found]]:
-    """The weights that can be packed, by shape and dtype, as those of one shape are equally fast."""
-    holders: dict[nn.Parameter, list[tuple[nn.Module, str]]] = {}
+_Kind = tuple[tuple[int, int], torch.dtype, bool]
+
+
+def _groups(model: nn.Module, spare: float, skipped: Counter[str]) -> dict[_Kind, list[_Found]]:
+    """The weights that can be packed; those of one shape and dtype are equally fast and come together."""
+    holders: dict[nn.Parameter, Owners] = {}
     for module in model.modules():
         for name, parameter in module._parameters.items():
             if parameter is not None:
                 holders.setdefault(parameter, []).append((module, name))
-    groups: dict[tuple[Any, torch.dtype], list[_Found]] = {}
-    for parameter, owners in holders.items():
-        linears = sum(isinstance(module, nn.Linear) and name == "weight" for module, name in owners)
-        fault = _fault(parameter, owners) if linears else None
+    groups: dict[_Kind, list[_Found]] = {}
+    for found in itertools.starmap(_Found, holders.items()):
+        if not found.num_linears or isinstance(found.parameter, OnednnWeight):
+            continue
+        fault = weight_fault(found.parameter, found.owners)
+        if fault is None and found.is_tied:
+            spare -= found.parameter.nbytes
+            fault = _copy_fault(found.parameter) if spare < 0 else None
         if fault is not None:
-            skipped[fault] += linears
-        elif linears and not isinstance(parameter, OnednnWeight):
-            key = tuple(parameter.shape), parameter.dtype
-            groups.setdefault(key, []).append(_Found(parameter, owners))
+            skipped[fault] += found.num_linears
+        else:
+            out, width = found.parameter.shape
+            groups.setdefault(((out, width), found.parameter.dtype, found.is_tied), []).append(found)
     return groups
 
 
-def _fault(parameter: nn.Parameter, owners: list[tuple[nn.Module, str]]) -> str | None:
-    """Why a weight of a linear layer must stay as it is."""
-    if isinstance(parameter, OnednnWeight):
-        return None
-    strangers = [type(module).__name__ for module, name in owners if type(module) is not nn.Linear or name != "weight"]
-    if strangers:
-        is_other = any(not isinstance(module, nn.Linear) for module, _ in owners)
-        return (
-            f"tied to {strangers[0]}, which reads it plain" if is_other else f"{strangers[0]} multiplies in its own way"
-        )
-    if type(parameter) is not nn.Parameter or type(parameter.data) is not Tensor:
-        return f"the weight is a {type(parameter.data).__name__}"
-    if parameter.device.type != "cpu":
-        return f"the weight is on {parameter.device.type}"
-    if parameter.dtype not in DTYPES:
-        return f"{parameter.dtype}"
-    if parameter.grad is not None:
-        return "the weight has a gradient"
-    return None if _owns_its_memory(parameter) else "the memory of the weight belongs to other tensors, too"
+def _copy_fault(parameter: nn.Parameter) -> str:
+    return f"tied to an embedding, and a copy of {parameter.nbytes / 1e6:.0f} MB is more than copied_share allows"
 
 
-def _owns_its_memory(tensor: Tensor) -> bool:
-    """Whether nobody else could write into the memory of a tensor, nor would keep it."""
-    if not tensor.is_contiguous() or tensor.untyped_storage().nbytes() != tensor.nbytes:
-        return False
-    count = getattr(torch._C, "_storage_Use_Count", None)
-    if count is None:
-        return True
-    return count(tensor.untyped_storage()._cdata) <= count(torch.empty(1).untyped_storage()._cdata)
-
-
-def _pack_one(found: _Found) -> str | None:
+def _pack_one(found: _Found, gain: LinearGain) -> str | None:
     """Reorder one weight; why not, where not."""
     plain = found.parameter.detach()
     packed = reordered(plain)
@@ -216,7 +167,7 @@ def _pack_one(found: _Found) -> str | None:
     numbers = sample(plain).clone()
     del plain
     try:
-        pack(found.parameter, packed, numbers, found.owners)
+        pack(found.parameter, packed, numbers, found.owners, (gain.min_rows or 0) if found.is_tied else 0)
     except RuntimeError:
         return "a weak reference, or C++, holds the weight"
     return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,11 +13,12 @@ from torch.nn import functional as F
 
 from hfpaged.onednn_weight import multiply, reordered
 
-ROWS = (1, 2, 4, 8, 16, 32, 256)
-DECODE_ROWS = 32  # as many rows a decode step has at most, for the verdict
-STREAMED_BYTES = 32 << 20  # more than a core's caches: weights come from memory in a real step, too
-MAX_PREFILL_LOSS = 1.25
-REPEATS = 3
+ROWS = (1, 2, 4, 8, 16, 32)
+PREFILL_ROWS = 256
+MIN_GAIN = 1.05  # less is noise, and not worth another tensor class in the model
+MIN_PREFILL_GAIN = 0.8
+STREAMED_BYTES = 32 << 20  # more than a core's caches hold: in a real step weights come from memory, too
+ROUNDS = 5
 
 
 @dataclass(frozen=True)
@@ -34,45 +36,69 @@ class RowTime:
 
 @dataclass(frozen=True)
 class LinearGain:
-    """What was measured for the layers of one shape [out, in] and dtype, all of them together, by rows."""
+    """What was measured for the layers of one shape [out, in] and dtype.
+
+    Attributes:
+        times: by rows; those of a decode step, which decide, and at the end those of a prefill.
+        layers: how many were packed because of it; 0 where it is no gain.
+        is_tied: the plain weight stays beside the packed one, and takes inputs of less than `min_rows`.
+    """
 
     shape: tuple[int, int]
     dtype: torch.dtype
-    layers: int
     times: tuple[RowTime, ...]
+    layers: int = 0
+    is_tied: bool = False
 
     @property
     def is_gain(self) -> bool:
-        """Faster over all decode steps together, and no prefill much slower."""
-        few = [time for time in self.times if time.rows <= DECODE_ROWS] or self.times
-        prefill = max(time.packed / time.plain for time in self.times)
-        return sum(time.packed for time in few) < sum(time.plain for time in few) and prefill < MAX_PREFILL_LOSS
+        """Faster in decode steps of all these rows together, and no prefill much slower."""
+        decode, prefill = self.times[:-1], self.times[-1]
+        if prefill.gain < MIN_PREFILL_GAIN:
+            return False
+        if self.is_tied:
+            return self.min_rows is not None
+        return sum(time.packed for time in decode) * MIN_GAIN < sum(time.plain for time in decode)
+
+    @property
+    def min_rows(self) -> int | None:
+        """From how many rows on the packed weight is always the faster one; None if never."""
+        slower = max((time.rows for time in self.times[:-1] if time.gain <= 1), default=0)
+        return min((time.rows for time in self.times[:-1] if time.rows > slower), default=None)
+
+    def at(self, rows: int) -> RowTime:
+        """Seconds without and with packing, as the layers run. Raises KeyError for rows that were not measured."""
+        found = {time.rows: time for time in self.times}[rows]
+        is_plain = self.is_tied and rows < (self.min_rows or rows + 1)
+        return RowTime(rows, found.plain, found.plain if is_plain else found.packed)
 
 
-def measure(weights: Sequence[Tensor], rows: Sequence[int] = ROWS) -> LinearGain:
+def measure(weights: Sequence[Tensor], rows: Sequence[int] = ROWS, is_tied: bool = False) -> LinearGain:
     """Time plain against reordered weights [out, in], all of one shape and dtype; as many of them as a cache does not
-    hold, so this costs that much memory for a moment. Best of a few alternating rounds: others may use the machine.
+    hold, so this costs that much memory for a moment. Best of a few alternating rounds, call by call: others may use the machine.
 
     Raises RuntimeError where oneDNN has no kernel for the dtype.
     """
     streamed = weights[: max(1, STREAMED_BYTES // weights[0].nbytes)]
     with torch.no_grad(), torch.autocast("cpu", enabled=False):
         packed = [reordered(weight) for weight in streamed]
-        times = [_row_time(count, streamed, packed) for count in rows]
+        times = [_row_time(count, streamed, packed) for count in (*sorted(rows), PREFILL_ROWS)]
     out, width = weights[0].shape
-    return LinearGain((out, width), weights[0].dtype, len(weights), tuple(times))
+    return LinearGain((out, width), weights[0].dtype, tuple(times), is_tied=is_tied)
 
 
 def _row_time(rows: int, weights: Sequence[Tensor], packed: Sequence[Tensor]) -> RowTime:
     x = torch.ones(rows, weights[0].shape[1], dtype=weights[0].dtype)
-    best = {"plain": float("inf"), "packed": float("inf")}
-    runs: dict[str, Callable[[], list[Tensor]]] = {
-        "plain": lambda: [F.linear(x, weight) for weight in weights],
-        "packed": lambda: [multiply(x, weight, None) for weight in packed],
-    }
-    for _ in range(REPEATS):
-        for name, run in runs.items():
-            start = time.perf_counter()
-            run()
-            best[name] = min(best[name], time.perf_counter() - start)
-    return RowTime(rows, best["plain"] / len(weights), best["packed"] / len(weights))
+    best = {"plain": [math.inf] * len(weights), "packed": [math.inf] * len(weights)}
+    for _ in range(ROUNDS if rows < PREFILL_ROWS else 2):
+        for place, weight in enumerate(weights):
+            best["plain"][place] = min(best["plain"][place], _seconds(F.linear, x, weight))
+        for place, weight in enumerate(packed):
+            best["packed"][place] = min(best["packed"][place], _seconds(multiply, x, weight))
+    return RowTime(rows, sum(best["plain"]) / len(weights), sum(best["packed"]) / len(weights))
+
+
+def _seconds(run: Callable[[Tensor, Tensor, None], Tensor], x: Tensor, weight: Tensor) -> float:
+    start = time.perf_counter()
+    run(x, weight, None)
+    return time.perf_counter() - start

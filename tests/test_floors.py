@@ -27,7 +27,8 @@ FLOORS = {
     2: "adapters compat compat_beams compat_generation layer_step new_blocks"
     " graph handle paged_layer state_layer model_classes pageable mask_pattern mask attention attention_code"
     " attention_origin pictures prefix_sharing prefix_lookup cache_pool row_cache cache patching"
-    " sinks streaming streaming_support packed_cache prepack prepack_gain",
+    " sinks streaming streaming_support packed_cache prepack prepack_faults prepack_gain"
+    " prepack_report",
     3: "engine*",
     4: "__init__ __main__ cli demo demo_model demo_wheel measure bench* quality* verdict support conditions",
 }
