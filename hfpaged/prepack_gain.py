@@ -75,7 +75,7 @@ class LinearGain:
 
 def measure(weights: Sequence[Tensor], rows: Sequence[int] = ROWS, is_tied: bool = False) -> LinearGain:
     """Time plain against reordered weights [out, in], all of one shape and dtype; as many of them as a cache does not
-    hold, so this costs that much memory for a moment. Best of a few alternating rounds, call by call: others may use the machine.
+    hold, so this costs that much memory for a moment. Best of a few alternating rounds, as others may use the machine.
 
     Raises RuntimeError where oneDNN has no kernel for the dtype.
     """
