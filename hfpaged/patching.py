@@ -86,7 +86,7 @@ def unpatch(model: Model) -> Model:
                 compat.set_attention(config, name)
         if done.is_default:
             del inner._prepare_cache_for_generation
-        unprepack(inner)
+    unprepack(inner)
     return model
 
 

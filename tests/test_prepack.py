@@ -643,9 +643,8 @@ def test_patched_leaves_a_model_as_it_was(always, plain, before):
 @needs_onednn
 def test_a_packed_model_finds_the_prefixes_of_the_plain_one(always, plain):
     fingerprint = model_keys(plain)
-    pool = hfpaged.KVPool(plain, num_blocks=64, block_size=4)
-    generate(plain, **{CACHE: hfpaged.PagedCache(plain, pool=pool)})
-    expected = generate(plain)
+    cache = hfpaged.PagedCache(plain, num_blocks=64, block_size=4)
+    pool, expected = cache.pool, generate(plain, **{CACHE: cache})
     prepack(plain)
     assert model_keys(plain) == fingerprint
     assert generate(plain, **{CACHE: hfpaged.PagedCache(plain, pool=pool)}) == expected
