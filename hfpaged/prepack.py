@@ -38,7 +38,8 @@ def prepack(model: nn.Module, rows: Sequence[int] = ROWS, copied_share: float = 
     one, put back bit for bit at that moment; another call packs it again. Nothing else in the model changes.
 
     Args:
-        rows: of the decode steps to come; the sum of their times decides.
+        rows: of the decode steps to come, as many as they have sequences. The sum of their times decides, and none of
+            them may become much slower: where single rows are rare, `prepack_gain.BATCH_ROWS` packs more.
         copied_share: a head that is tied to the embedding is packed beside it, for an embedding needs plain rows,
             as long as such copies stay under this share of the model's bytes.
 

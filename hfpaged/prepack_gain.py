@@ -15,8 +15,9 @@ from hfpaged.onednn_weight import multiply, reordered
 
 ROWS = (1, 2, 4, 8, 16, 32)
 PREFILL_ROWS = 256
+BATCH_ROWS = (4, 8, 16, 32)
 MIN_GAIN = 1.05  # less is noise, and not worth another tensor class in the model
-MIN_PREFILL_GAIN = 0.8
+MIN_GAIN_OF_A_STEP, MIN_GAIN_OF_A_PREFILL = 0.85, 0.8  # oneDNN takes 25 microseconds a call: small layers lose at 1 row
 STREAMED_BYTES = 32 << 20  # more than a core's caches hold: in a real step weights come from memory, too
 ROUNDS = 5
 
@@ -52,13 +53,15 @@ class LinearGain:
 
     @property
     def is_gain(self) -> bool:
-        """Faster in decode steps of all these rows together, and no prefill much slower."""
+        """Faster in decode steps of all these rows together, with none of them much slower, nor a prefill."""
         decode, prefill = self.times[:-1], self.times[-1]
-        if prefill.gain < MIN_PREFILL_GAIN:
+        if prefill.gain < MIN_GAIN_OF_A_PREFILL:
             return False
         if self.is_tied:
             return self.min_rows is not None
-        return sum(time.packed for time in decode) * MIN_GAIN < sum(time.plain for time in decode)
+        slowest = min(time.gain for time in decode)
+        gain = sum(time.plain for time in decode) / sum(time.packed for time in decode)
+        return gain > MIN_GAIN and slowest > MIN_GAIN_OF_A_STEP
 
     @property
     def min_rows(self) -> int | None:

@@ -584,14 +584,22 @@ GAINS = [
     (times(2.0, 2.0, 2.0, 0.5), False, 1),  # a prefill takes twice as long
     (times(0.5, 0.9, 0.9, 1.0), False, None),
     (times(1.0, 1.0, 1.05, 1.0), False, 32),  # less than what is worth it
-    (times(2.0, 0.5, 2.0, 1.0), True, 32),
+    (times(2.0, 0.9, 2.0, 1.0), True, 32),
+    (times(0.8, 4.0, 4.0, 1.0), False, 8),  # a single row would lose too much
 ]
 
 
 @pytest.mark.parametrize(("measured", "is_gain", "min_rows"), GAINS)
-def test_the_sum_of_decode_steps_decides_and_a_slow_prefill_forbids(measured, is_gain, min_rows):
+def test_the_sum_of_decode_steps_decides_unless_one_or_a_prefill_gets_slow(measured, is_gain, min_rows):
     gain = LinearGain((4, 4), torch.float32, measured)
     assert (gain.is_gain, gain.min_rows) == (is_gain, min_rows)
+
+
+def test_a_tied_head_needs_a_gain_at_some_rows_only_and_tells_it_as_it_runs():
+    gain = LinearGain((4, 4), torch.float32, times(0.5, 2.0, 2.0, 1.0), is_tied=True)
+    assert gain.is_gain
+    assert (gain.at(1).gain, gain.at(8).gain) == (1.0, 2.0)
+    assert not LinearGain((4, 4), torch.float32, times(0.5, 0.5, 0.5, 1.0), is_tied=True).is_gain
 
 
 @needs_onednn
