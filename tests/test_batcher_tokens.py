@@ -68,8 +68,8 @@ def test_greedy_tokens_are_those_of_generate_alone(name, sizes):
     if sizes.get("num_blocks") == 24 and name in ("mistral", "gemma2", "gpt_oss"):
         sizes = sizes | {"num_blocks": 60}  # tables for several layer groups
     events = []
-    batcher = batcher_of(name, hooks=(events.append,), **sizes)
     expected = greedy(name)
+    batcher = batcher_of(name, hooks=(events.append,), **sizes)
     outputs = batcher.generate(prompts(), max_new_tokens=NEW, do_sample=False)
     assert [output.token_ids for output in outputs] == expected
     assert {output.finish_reason for output in outputs} == {"length"}

@@ -88,7 +88,9 @@ def is_long_and_broken(run):
 @given(
     data=st.data(),
     kind=st.sampled_from(KINDS),
-    stops=st.lists(st.sampled_from(["stop", "op", "s", "st o", " the", "你好", "é", "🙂", "e\u0301", "ab"]), max_size=4),
+    stops=st.lists(
+        st.sampled_from(["stop", "op", "s", "st o", " the", "你好", "é", "🙂", "e\u0301", "ab"]), max_size=4
+    ),
     include=st.booleans(),
 )
 def test_text_ends_at_the_stop_string_that_is_complete_first_however_it_is_cut(data, kind, stops, include):

@@ -148,7 +148,7 @@ def assemble(
     memory = spec.memory if sizing is None else sizing.pool
     assert not isinstance(memory, float)
     runner = ModelRunner(model, PackedCache(model, pool, _pool_spec(spec, memory, spec.num_blocks)))
-    runner.try_packing()
+    runner.try_out()
     pool = runner.cache.pool
     policy = POLICIES[spec.preemption] if isinstance(spec.preemption, str) else spec.preemption
     limits = Limits(spec.max_num_seqs, spec.max_num_batched_tokens, spec.watermark)

@@ -72,7 +72,7 @@ class Engine:
             tokens = TokenStep(self.pool, self._scheduler, self._maker)
             spent = self._compute(schedule, tokens)
             self._finish(tokens)
-            moved = list({**tokens.moved, **self._ended})
+            moved = sorted({**tokens.moved, **self._ended}, key=lambda request: request.number)
             self._ended = {}
             self._report(schedule, time.perf_counter() - began, *spent)
             return moved

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from hfpaged import compat
+from hfpaged.cache import PagedCache
 from hfpaged.engine.schedule import Scheduled
 from hfpaged.errors import InvalidConfigError, PackedForwardError, UnsupportedModelError
 from hfpaged.packed_cache import PackedCache
@@ -67,6 +68,7 @@ class ModelRunner:
         names = inspect.signature(compat.transformers_model(model).forward).parameters
         self._takes_positions = "position_ids" in names
         self._takes_keep = "logits_to_keep" in names
+        self._cache_name = compat.cache_argument()
         self._longest = compat.longest_with_same_positions(self._config)
         self.packs = self._takes_positions
         self.why_separate = "" if self.packs else "its forward takes no position_ids"
@@ -88,8 +90,15 @@ class ModelRunner:
                 self._stop_packing(error.reason)
         return torch.cat([self._packed([piece]) for piece in pieces]) if len(pieces) > 1 else self._packed(pieces)
 
-    def try_packing(self) -> None:
-        """Compare two short sequences side by side with each alone, so that a model that mixes them is found out."""
+    @torch.no_grad()
+    def try_out(self) -> None:
+        """Let a pool that was promised memory learn how large its blocks are, and compare two short sequences side by
+        side with each alone, so that a model that mixes them is found out.
+        """
+        if not self.cache.pool.num_blocks:
+            first = PagedCache(self.model, pool=self.cache.pool, prefix_sharing=False)
+            self.model(input_ids=torch.zeros(1, 1, dtype=torch.long, device=self.device), **{self._cache_name: first})
+            first.free()
         if self.packs:
             alone, packed = self._trial(separate=True), self._trial(separate=False)
             if packed is not None and not torch.allclose(
@@ -140,7 +149,7 @@ class ModelRunner:
     def _inputs(self, pieces: Many[Piece]) -> dict[str, Any]:
         ids = np.concatenate([np.asarray(piece.token_ids, dtype=np.int64) for piece in pieces])
         positions = [np.arange(piece.start, piece.start + len(piece.token_ids)) for piece in pieces]
-        inputs = {"input_ids": self._tensor(ids)[None], "use_cache": True, compat.cache_argument(): self.cache}
+        inputs = {"input_ids": self._tensor(ids)[None], "use_cache": True, self._cache_name: self.cache}
         if self._takes_positions:
             inputs["position_ids"] = self._tensor(np.concatenate(positions))[None]
         return inputs
