@@ -15,6 +15,7 @@ from transformers import (
 )
 
 SAMPLE = {"do_sample": True, "top_k": 0}
+SYNTHID = SynthIDTextWatermarkingConfig(ngram_len=3, keys=[3, 14, 15, 92], skip_first_ngram_calls=True)
 
 
 class Shift(LogitsProcessor):
@@ -41,7 +42,7 @@ def allowed(batch_id, ids):
 GREEDY_CASES = {
     "greedy": {},
     "default length": {"max_new_tokens": None},
-    "max_length": {"max_new_tokens": None, "max_length": 30},
+    "max_length": {"max_new_tokens": None, "max_length": 27},
     "repetition_penalty": {"repetition_penalty": 1.7},
     "repetition_penalty below 1": {"repetition_penalty": 0.6},
     "encoder_repetition_penalty": {"encoder_repetition_penalty": 2.5},
@@ -55,8 +56,8 @@ GREEDY_CASES = {
     "forced_eos": {"forced_eos_token_id": 9, "eos_token_id": 9},
     "forced_eos list": {"forced_eos_token_id": [9, 10]},
     "forced_bos": {"forced_bos_token_id": 12},
-    "eos": {"eos_token_id": 17},
-    "eos list": {"eos_token_id": [*range(20, 30), 9]},
+    "eos": {"eos_token_id": 207},
+    "eos list": {"eos_token_id": [*range(20, 30), 191, 9]},
     "min_new_tokens": {"eos_token_id": list(range(3, 200)), "min_new_tokens": 12},
     "min_length": {"eos_token_id": list(range(3, 200)), "min_length": 15},
     "exponential decay": {"eos_token_id": 31, "exponential_decay_length_penalty": (3, 1.4)},
@@ -68,8 +69,8 @@ GREEDY_CASES = {
     "own length": {"stopping_criteria": StoppingCriteriaList([MaxLengthCriteria(13)])},
     "watermark": {"watermarking_config": WatermarkingConfig(bias=8.0)},
     "watermark selfhash": {"watermarking_config": WatermarkingConfig(bias=8.0, seeding_scheme="selfhash")},
-    "stop string": {"stop_strings": ["a"]},
-    "stop strings": {"stop_strings": ["qu", "th", "en"], "repetition_penalty": 1.5},
+    "stop string": {"stop_strings": ["ump"]},
+    "stop strings": {"stop_strings": ["e?", "xx", "zz"]},
 }
 SAMPLED_CASES = {
     "sampling": SAMPLE,
@@ -83,22 +84,28 @@ SAMPLED_CASES = {
     "top_h": {**SAMPLE, "top_h": 0.5},
     "epsilon_cutoff": {**SAMPLE, "epsilon_cutoff": 0.01},
     "eta_cutoff": {**SAMPLE, "eta_cutoff": 0.02},
-    "all of them": {
-        **{"do_sample": True, "top_k": 40, "temperature": 1.8, "top_p": 0.9, "min_p": 0.01, "typical_p": 0.95},
-        **{"epsilon_cutoff": 1e-4, "eta_cutoff": 1e-4, "renormalize_logits": True},
-    },
+    "all of them": dict(
+        do_sample=True,
+        top_k=40,
+        temperature=1.8,
+        top_p=0.9,
+        min_p=0.01,
+        typical_p=0.95,
+        epsilon_cutoff=1e-4,
+        eta_cutoff=1e-4,
+        renormalize_logits=True,
+    ),  # fmt: skip
     "sampling and penalties": {**SAMPLE, "repetition_penalty": 1.4, "no_repeat_ngram_size": 2, "temperature": 3.0},
     "sampling and eos": {**SAMPLE, "eos_token_id": list(range(50)), "min_new_tokens": 6},
     "sampling and a stop string": {**SAMPLE, "temperature": 2.0, "stop_strings": ["e", "th"]},
     "sampling and own processor": {**SAMPLE, "logits_processor": LogitsProcessorList([Shift()])},
     "own temperature": {
-        **{**SAMPLE, "temperature": 0.5, "top_p": 0.9},
-        "logits_processor": LogitsProcessorList([TemperatureLogitsWarper(3.0)]),
-    },
-    "sampling and allowed tokens": {**SAMPLE, "temperature": 4.0, "prefix_allowed_tokens_fn": allowed},
-    "synthid": {
         **SAMPLE,
-        "watermarking_config": SynthIDTextWatermarkingConfig(ngram_len=3, keys=[3, 14, 15, 92], skip_first_ngram_calls=True),
-    },
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "logits_processor": LogitsProcessorList([TemperatureLogitsWarper(3.0)]),
+    },  # fmt: skip
+    "sampling and allowed tokens": {**SAMPLE, "temperature": 4.0, "prefix_allowed_tokens_fn": allowed},
+    "synthid": {**SAMPLE, "watermarking_config": SYNTHID},
 }
 CASES = GREEDY_CASES | SAMPLED_CASES

@@ -23,6 +23,7 @@ TEXTS = [
     "a" + HALF + "b" + HALF * 3,
     "  spaces   \n\n\tand more  ",
 ]
+STOPS = ["stop", "op", "s", "st o", " the", "你好", "é", "🙂", "e\u0301", "ab"]
 slow = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
@@ -62,7 +63,9 @@ def test_pieces_of_any_tokens_are_what_the_tokenizer_makes_of_all(data, kind, sk
     tokenizer = tiny_tokenizers.ALL[kind]()
     some = st.lists(st.integers(0, len(tokenizer) + 3), max_size=90)
     words = st.lists(st.sampled_from(TEXTS), max_size=2).map(lambda texts: tokenizer.encode(" ".join(texts)))
-    token_ids = data.draw(st.one_of(some, words, st.tuples(some, words, some).map(lambda parts: sum(parts, []))))
+    token_ids = data.draw(
+        st.one_of(some, words, st.tuples(some, words, some).map(lambda parts: [*parts[0], *parts[1], *parts[2]]))
+    )
     assume(not any(is_long_and_broken(run) for run in byte_runs(tokenizer, token_ids, skip)))
     sizes = data.draw(st.lists(st.integers(1, 5), min_size=1, max_size=4))
     pieces = stream(Detokenizer(tokenizer, skip_special_tokens=skip), token_ids, sizes)
@@ -189,7 +192,7 @@ def test_a_token_costs_the_same_wherever_it_comes(kind, what):
 @pytest.mark.demo_model
 def test_the_demo_models_tokenizer_streams_what_it_decodes(demo):
     _, tokenizer = demo
-    token_ids = tokenizer.encode(" ".join(TEXTS)) + [tokenizer.eos_token_id] + list(range(100, 49000, 371))
+    token_ids = [*tokenizer.encode(" ".join(TEXTS)), tokenizer.eos_token_id, *range(100, 49000, 371)]
     for skip in (True, False):
         pieces = stream(Detokenizer(tokenizer, skip_special_tokens=skip), token_ids)
         assert "".join(pieces) == tokenizer.decode(token_ids, skip_special_tokens=skip)

@@ -66,9 +66,10 @@ class LogitBias(LogitsProcessor):
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """scores [rows, vocab] float32; gives new scores back."""
         if self._added is None or self._added.device != scores.device:
-            self._added = torch.zeros(scores.shape[-1], device=scores.device)
             ids, values = zip(*self.bias, strict=True)
-            self._added[list(ids)] = torch.tensor(values, device=scores.device)
+            places = torch.tensor(ids, device=scores.device)
+            added = torch.zeros(scores.shape[-1], device=scores.device)
+            self._added = added.scatter_(0, places, torch.tensor(values, dtype=added.dtype, device=scores.device))
         return scores + self._added
 
 
