@@ -15,6 +15,17 @@ from transformers import (
 )
 
 SAMPLE = {"do_sample": True, "top_k": 0}
+ALL_WARPERS = {
+    "do_sample": True,
+    "top_k": 40,
+    "temperature": 1.8,
+    "top_p": 0.9,
+    "min_p": 0.01,
+    "typical_p": 0.95,
+    "epsilon_cutoff": 1e-4,
+    "eta_cutoff": 1e-4,
+    "renormalize_logits": True,
+}
 SYNTHID = SynthIDTextWatermarkingConfig(ngram_len=3, keys=[3, 14, 15, 92], skip_first_ngram_calls=True)
 
 
@@ -84,17 +95,7 @@ SAMPLED_CASES = {
     "top_h": {**SAMPLE, "top_h": 0.5},
     "epsilon_cutoff": {**SAMPLE, "epsilon_cutoff": 0.01},
     "eta_cutoff": {**SAMPLE, "eta_cutoff": 0.02},
-    "all of them": dict(
-        do_sample=True,
-        top_k=40,
-        temperature=1.8,
-        top_p=0.9,
-        min_p=0.01,
-        typical_p=0.95,
-        epsilon_cutoff=1e-4,
-        eta_cutoff=1e-4,
-        renormalize_logits=True,
-    ),  # fmt: skip
+    "all of them": ALL_WARPERS,
     "sampling and penalties": {**SAMPLE, "repetition_penalty": 1.4, "no_repeat_ngram_size": 2, "temperature": 3.0},
     "sampling and eos": {**SAMPLE, "eos_token_id": list(range(50)), "min_new_tokens": 6},
     "sampling and a stop string": {**SAMPLE, "temperature": 2.0, "stop_strings": ["e", "th"]},
@@ -104,7 +105,7 @@ SAMPLED_CASES = {
         "temperature": 0.5,
         "top_p": 0.9,
         "logits_processor": LogitsProcessorList([TemperatureLogitsWarper(3.0)]),
-    },  # fmt: skip
+    },
     "sampling and allowed tokens": {**SAMPLE, "temperature": 4.0, "prefix_allowed_tokens_fn": allowed},
     "synthid": {**SAMPLE, "watermarking_config": SYNTHID},
 }
