@@ -71,6 +71,7 @@ GREEDY_CASES = {
     "eos list": {"eos_token_id": [*range(20, 30), 191, 9]},
     "min_new_tokens": {"eos_token_id": list(range(3, 200)), "min_new_tokens": 12},
     "min_length": {"eos_token_id": list(range(3, 200)), "min_length": 15},
+    "min_new_tokens of no token": {"eos_token_id": [*range(3, 200), 9999], "min_new_tokens": 13},
     "exponential decay": {"eos_token_id": 31, "exponential_decay_length_penalty": (3, 1.4)},
     "renormalize": {"renormalize_logits": True, "repetition_penalty": 1.3},
     "remove_invalid_values": {"remove_invalid_values": True, "suppress_tokens": [3, 4]},

@@ -188,7 +188,7 @@ def test_a_processor_that_has_nothing_to_do_is_not_called(model):
     params = resolve_params(model, None, 6, max_new_tokens=10, **case)
     processors = SequenceProcessors(build_processors(model, params, PROMPT))
     names = {length: [type(p).__name__ for p in processors.at(length)] for length in (6, 7, 8, 14, 15, 16)}
-    two = ["MinLengthLogitsProcessor", "MinNewTokensLengthLogitsProcessor"]
+    two = ["NoEndBefore", "NoEndBefore"]  # of min_length and of min_new_tokens
     assert names[6] == [*two, "SuppressTokensAtBeginLogitsProcessor"]
     assert names[7] == two
     assert names[8] == names[14] == names[16] == []

@@ -73,6 +73,21 @@ class LogitBias(LogitsProcessor):
         return scores + self._added
 
 
+class NoEndBefore(LogitsProcessor):
+    """What transformers' processors of a minimal length do, without a mask of the whole vocabulary in each step."""
+
+    def __init__(self, length: int, eos_token_ids: Tensor) -> None:
+        self.length, self._ids = length, eos_token_ids
+        self._is_checked = False
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """input_ids [rows, length] int64, scores [rows, vocab] float32; the scores are written into."""
+        if not self._is_checked:
+            known = (self._ids >= 0) & (self._ids < scores.shape[-1])
+            self._ids, self._is_checked = self._ids[known].to(scores.device), True
+        return scores.index_fill_(1, self._ids, -torch.inf) if input_ids.shape[-1] < self.length else scores
+
+
 # Exactly these classes: a subclass may look at the tokens after all.
 _SCORES_ONLY = {
     *(EpsilonLogitsWarper, EtaLogitsWarper, InfNanRemoveLogitsProcessor, LogitBias, LogitNormalization),
@@ -90,7 +105,7 @@ class SequenceProcessors:
         while split and type(processors[split - 1]) in _SCORES_ONLY:
             split -= 1
         self.all = processors
-        self.of_history = LogitsProcessorList(processors[:split])
+        self.of_history = LogitsProcessorList(_cheaper(p) for p in processors[:split])
         self.of_scores = LogitsProcessorList(processors[split:])
         self.key: Hashable = tuple(_key(processor) for processor in self.of_scores)
 
@@ -128,13 +143,19 @@ def _plain(value: Any) -> Hashable:
     return tuple(value.flatten().tolist()) if isinstance(value, Tensor) else value
 
 
+def _cheaper(processor: Any) -> Any:
+    if type(processor) is MinLengthLogitsProcessor:
+        return NoEndBefore(processor.min_length, processor.eos_token_id)
+    if type(processor) is MinNewTokensLengthLogitsProcessor:
+        return NoEndBefore(processor.prompt_length_to_skip + processor.min_new_tokens, processor.eos_token_id)
+    return processor
+
+
 def _is_idle(processor: Any, length: int) -> bool:
-    """Whether a processor of transformers does nothing at this length. Of other classes nothing is known."""
+    """Whether a processor does nothing at this length. Of classes that are not known nobody can tell."""
     kind = type(processor)
-    if kind is MinLengthLogitsProcessor:
-        return bool(length >= processor.min_length)
-    if kind is MinNewTokensLengthLogitsProcessor:
-        return bool(length - processor.prompt_length_to_skip >= processor.min_new_tokens)
+    if kind is NoEndBefore:
+        return bool(length >= processor.length)
     if kind is SuppressTokensAtBeginLogitsProcessor:
         return bool(length != processor.begin_index)
     if kind is ForcedBOSTokenLogitsProcessor:
