@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 
 import pytest
@@ -187,6 +188,13 @@ def test_a_token_costs_the_same_wherever_it_comes(kind, what):
     started = time.perf_counter()
     stream(detokenizer, token_ids * repeats)
     assert sum(decoded) < 40 * 600, f"{sum(decoded)} tokens were decoded, {time.perf_counter() - started:.2f} s"
+
+
+def test_tokens_that_are_added_later_are_text_too():
+    tokenizer = copy.deepcopy(tiny_tokenizers.byte_level())
+    assert "".join(stream(Detokenizer(tokenizer), [len(tokenizer)])) == ""
+    tokenizer.add_tokens(["[new]"])
+    assert "".join(stream(Detokenizer(tokenizer), [len(tokenizer) - 1])) == "[new]"
 
 
 @pytest.mark.demo_model

@@ -53,3 +53,11 @@ def test_families_of_every_kind_work_in_the_oldest_version(oldest):
     done = run(oldest, "-m", "pytest", "-q", "-p", "no:cacheprovider", *chosen)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
     assert f"{len(names)} passed" in done.stdout
+
+
+@pytest.mark.timeout(600)
+def test_requests_are_sampled_as_generate_samples_them_in_the_oldest_version(oldest):
+    chosen = ["tests/test_engine_sampler.py", "tests/test_engine_params.py", "-k", "those_of_generate or arrives_at"]
+    done = run(oldest, "-m", "pytest", "-q", "-p", "no:cacheprovider", *chosen)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    assert " passed" in done.stdout

@@ -52,7 +52,7 @@ class TokenStopStrings(StoppingCriteria):
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, strings: Sequence[str]) -> None:
         self.strings = tuple(strings)
-        self._clean = _clean_tokens(tokenizer)
+        self._clean = _clean_tokens(tokenizer, len(tokenizer))
         self._stops: list[Any] = [self._clean.encode(text) for text in strings]
         self._longest = max(len(stop) for stop in self._stops)
 
@@ -84,5 +84,6 @@ class TokenStopStrings(StoppingCriteria):
 
 
 @functools.lru_cache(maxsize=8)
-def _clean_tokens(tokenizer: PreTrainedTokenizerBase) -> CleanTokens:
+def _clean_tokens(tokenizer: PreTrainedTokenizerBase, size: int) -> CleanTokens:
+    """Kept for the next request, as long as no token is added."""
     return CleanTokens(tokenizer)

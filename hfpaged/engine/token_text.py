@@ -26,7 +26,7 @@ class TokenText:
     """The text of one growing list of tokens; equal to `tokenizer.decode` of all of them, piece by piece."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, skip_special_tokens: bool = True) -> None:
-        self._vocabulary = _vocabulary(tokenizer, skip_special_tokens)
+        self._vocabulary = _vocabulary(tokenizer, skip_special_tokens, len(tokenizer))
         self._window: list[int] = []
         self._given = 0  # characters of the window's text that were given out
         self._run = _ByteRun()
@@ -158,5 +158,6 @@ def _special_ids(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
 
 
 @functools.lru_cache(maxsize=8)
-def _vocabulary(tokenizer: PreTrainedTokenizerBase, skip_special_tokens: bool) -> _Vocabulary:
+def _vocabulary(tokenizer: PreTrainedTokenizerBase, skip_special_tokens: bool, size: int) -> _Vocabulary:
+    """Kept for the next sequence, as long as no token is added."""
     return _Vocabulary(tokenizer, skip_special_tokens)
