@@ -1,5 +1,5 @@
-"""One step of transformers' beam search, for one prompt: its own functions, which are private, in its own order. With
-`compat` the only files that look at what differs between versions.
+"""One step of transformers' beam search, for one prompt: its own functions in its own order. They are private, and only
+this file calls them.
 """
 
 from __future__ import annotations
