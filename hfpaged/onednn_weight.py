@@ -50,7 +50,7 @@ _MAYBE_NOTHING = set(_named(_CONVERSIONS))
 
 def onednn_fault() -> str | None:
     """Why this torch cannot reorder weights, None where it can."""
-    if not torch.backends.mkldnn.is_available() or not torch.backends.mkldnn.enabled:
+    if not torch.backends.mkldnn.is_available() or not getattr(torch.backends.mkldnn, "enabled", True):
         return "torch was built, or runs, without oneDNN"
     missing = [op for op in ("_reorder_linear_weight", "_linear_pointwise") if not hasattr(torch.ops.mkldnn, op)]
     return f"this torch has no mkldnn.{missing[0]}" if missing else None
