@@ -661,3 +661,27 @@ def test_a_packed_model_finds_the_prefixes_of_the_plain_one(always, plain):
     plain.lm_head.weight.data += 1
     assert model_keys(plain) != fingerprint
     hfpaged.unpatch(plain)
+
+
+# The batcher
+
+
+@needs_onednn
+@pytest.mark.parametrize("is_tied", [False, True])
+def test_a_batcher_packs_keeps_it_over_its_steps_and_gives_the_plain_weights_back(always, is_tied):
+    model = tiny_models.make("llama", tie_word_embeddings=is_tied)
+    prompts = [[5, 6, 7, 8, 9], [11, 12], list(range(20, 50))]
+    expected = [
+        model.generate(torch.tensor([prompt]), max_new_tokens=8, do_sample=False)[0, len(prompt) :].tolist()
+        for prompt in prompts
+    ]
+    batcher = hfpaged.ContinuousBatcher(model, num_blocks=64, prepack=True)
+    packed = prepack_report(model).layers
+    assert packed >= 14
+    assert [
+        list(output.token_ids) for output in batcher.generate(prompts, max_new_tokens=8, do_sample=False)
+    ] == expected
+    assert prepack_report(model).layers == packed
+    batcher.close()
+    assert not is_prepacked(model)
+    hfpaged.unpatch(model)
