@@ -27,6 +27,7 @@ from hfpaged.kv_pool import KVPool
 from hfpaged.kv_scales import KVScales
 from hfpaged.packed_cache import PackedCache
 from hfpaged.prepack import is_prepacked, prepack, prepack_report, unprepack
+from hfpaged.prepack_gain import BATCH_ROWS
 
 logger = logging.getLogger("hfpaged")
 
@@ -178,7 +179,7 @@ def _prepack(model: nn.Module, wanted: bool | None) -> bool:
     """Reorder weights where it was asked for, or by default on a CPU; whether that was done here."""
     is_on_cpu = compat.transformers_model(model).device.type == "cpu"
     if (is_on_cpu if wanted is None else wanted) and not is_prepacked(model):
-        return prepack(model).layers > 0
+        return prepack(model, BATCH_ROWS).layers > 0
     return False
 
 

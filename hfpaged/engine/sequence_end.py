@@ -5,6 +5,7 @@ from __future__ import annotations
 from hfpaged.engine.detokenizer import Detokenizer
 from hfpaged.engine.request import SequenceGroup, SequenceState
 from hfpaged.engine.sampler import Sampled
+from hfpaged.engine.stopping import Stop
 from hfpaged.errors import HfpagedError
 
 
@@ -21,6 +22,8 @@ def take_token(seq: SequenceState, got: Sampled) -> HfpagedError | None:
         return error
     if seq.detokenizer is not None:
         seq.detokenizer.add([got.token_id])
+        if stop is None and seq.detokenizer.stopped_by is not None:  # no more text would come
+            stop = Stop("stop", seq.detokenizer.stopped_by)
     if stop is not None:
         seq.finish_reason, seq.stop_reason = stop
         if seq.detokenizer is not None:
