@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -19,6 +21,7 @@ from hfpaged.bench.setting import Setting
 from hfpaged.bench.shape import Shape
 from hfpaged.bench.target import Target
 from hfpaged.engine.events import Preempted, StepFinished
+from hfpaged.engine.outputs import RequestOutput
 
 COMMAND = ["bench", "batch", "--quick"]
 ROW = {row.name: row for row in BATCH_ROWS}
@@ -166,6 +169,42 @@ def test_steps_before_the_first_preemption_are_known_and_the_first_step_has_no_l
     assert (watch.unhurried, watch.preemptions) == (2, 1)
     assert [found.event.blocks_used for found in watch.decoding(2)] == [8, 10]
     assert all(0 < found.bookkeeping < 1 for found in watch.steps)
+
+
+def run(model, tmp_path, *words):
+    folder, path = tmp_path / "model", tmp_path / "figures.json"
+    model.save_pretrained(folder)
+    code = cli.main([*COMMAND, str(folder), "--json", str(path), *words])
+    return code, json.loads(path.read_text())
+
+
+def test_every_row_is_measured_and_compares_tokens(model, tmp_path, capsys):
+    code, figures = run(model, tmp_path)
+    assert code == 0, figures["verdict"]
+    assert [row["name"] for row in figures["rows"]] == list(ROW)
+    assert all(row["same_tokens"] and row["value"] > 0 and row["met"] is None for row in figures["rows"])
+    assert "hfpaged: static (1 of 7)" in capsys.readouterr().err
+
+
+@pytest.fixture
+def wrong_tokens(monkeypatch):
+    """A batcher whose last new token of each request is another one."""
+    token_ids = RequestOutput.token_ids.fget
+
+    def wrong(output):
+        tokens = token_ids(output)
+        return [*tokens[:-1], tokens[-1] ^ 1] if tokens else tokens
+
+    monkeypatch.setattr(RequestOutput, "token_ids", property(wrong))
+
+
+@pytest.mark.usefixtures("wrong_tokens")
+def test_wrong_tokens_exit_1_and_earn_no_figures_in_any_row(model, tmp_path, capsys):
+    code, figures = run(model, tmp_path)
+    assert code == 1
+    assert all(row["same_tokens"] is False for row in figures["rows"])
+    assert all(row[name] is None for row in figures["rows"] for name in ("value", "plain", "paged", "met"))
+    assert "tok/s" not in capsys.readouterr().out
 
 
 def test_a_target_may_count_in_milliseconds():
