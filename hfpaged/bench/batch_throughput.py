@@ -48,9 +48,8 @@ def over_continuous_alike(setting: Setting, shape: Shape) -> Measured:
 
 
 def warm_up(setting: Setting, workload: Workload) -> None:
-    """A few tokens on our side: its kernels are compiled on first use, once for a machine."""
-    few = workload.part(0, 2)
-    batched(setting, Workload([prompt[:32] for prompt in few.prompts], [4] * len(few.new)), POOL)
+    """All prompts and a few tokens on our side: its kernels are compiled on first use, once for a machine."""
+    batched(setting, Workload(workload.prompts, [min(new, 2) for new in workload.new]), POOL)
 
 
 def compared(theirs: Sequence[Run], ours: Sequence[Run], note: str, more: Sequence[object] = ()) -> Measured:
