@@ -58,8 +58,11 @@ class BlockTable:
 
     def grow(self, count: int) -> list[BlockCopy]:
         """Make room for `count` more tokens. Raises OutOfBlocksError and leaves the table as it was."""
-        must_copy = self.must_copy(count)
-        taken = self._pool.allocate(self.num_new_blocks(count) + must_copy)
+        must_copy, fresh = self.must_copy(count), self.num_new_blocks(count)
+        if not must_copy and not fresh:  # most steps of a decode
+            self.length += count
+            return []
+        taken = self._pool.allocate(fresh + must_copy)
         copies = [self._replace_last_block(taken.pop())] if must_copy else []
         self.blocks.extend(taken)
         self.length += count

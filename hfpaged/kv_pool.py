@@ -197,6 +197,14 @@ class KVPool:
             if self.residuals is not None:
                 self.residuals.check_integrity(self.blocks.refcount)
 
+    def reserve_all(self) -> None:
+        """Take the memory of all blocks now, so that no step waits while what is stored is copied to a larger place.
+        Raises RuntimeError where the device has not so much.
+        """
+        for stores in self.layer_stores.values():
+            for store in stores:
+                store.reserve(self.num_blocks, self.num_blocks)
+
     def settle_size(self, layer: int, store: LayerStore) -> None:
         """Layer `layer` keeps its blocks in `store`: turn memory into a number of blocks by what is known now.
 

@@ -151,6 +151,7 @@ def assemble(
     runner = ModelRunner(model, PackedCache(model, pool, _pool_spec(spec, memory, spec.num_blocks)))
     runner.try_out()
     pool = runner.cache.pool
+    pool.reserve_all()
     policy = POLICIES[spec.preemption] if isinstance(spec.preemption, str) else spec.preemption
     limits = Limits(spec.max_num_seqs, spec.max_num_batched_tokens, spec.watermark)
     scheduler = Scheduler(

@@ -133,17 +133,7 @@ class ContinuousBatcher:
 
         Raises InvalidConfigError, RequestTooLongError for one that can never fit, BatcherClosedError.
         """
-        if self._is_closed:
-            raise BatcherClosedError("this batcher is closed; make another one")
-        ids, text = read_prompt(prompt, self.tokenizer, self._parts.vocab_size)
-        params = resolve_params(self._model, self.tokenizer, len(ids), generation_config, **settings)
-        self._parts.check_fits(len(ids), params)
-        number = next(self._numbers)
-        request = Request(
-            f"request-{number}" if request_id is None else request_id, number, ids, params, text=text,
-            priority=priority, tenant=tenant, salt=salt,
-        )  # fmt: skip
-        self._parts.maker.group(request)
+        request = self._request(prompt, generation_config, request_id, priority, tenant, salt, **settings)
         self.loop.add(request, listener)
         return request.request_id
 
@@ -176,7 +166,9 @@ class ContinuousBatcher:
         found: dict[str, RequestOutput] = {}
         try:
             for prompt, config in zip(prompts, per_prompt(generation_config, len(prompts)), strict=True):
-                waiting.append(self.add_request(prompt, config, listener=mailbox.put, **settings))
+                request = self._request(prompt, config, **settings)
+                self.loop.add(request, mailbox.put, only_end=True)
+                waiting.append(request.request_id)
             with progress_bar(len(waiting), progress) as advance:
                 while len(found) < len(waiting):
                     output = self.loop.next_output(mailbox)
@@ -215,6 +207,23 @@ class ContinuousBatcher:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+    def _request(
+        self, prompt: Any, generation_config: Config, request_id: str | None = None, priority: int = 0,
+        tenant: str = "", salt: str | None = None, **settings: Any,
+    ) -> Request:  # fmt: skip
+        if self._is_closed:
+            raise BatcherClosedError("this batcher is closed; make another one")
+        ids, text = read_prompt(prompt, self.tokenizer, self._parts.vocab_size)
+        params = resolve_params(self._model, self.tokenizer, len(ids), generation_config, **settings)
+        self._parts.check_fits(len(ids), params)
+        number = next(self._numbers)
+        request = Request(
+            f"request-{number}" if request_id is None else request_id, number, ids, params, text=text,
+            priority=priority, tenant=tenant, salt=salt,
+        )  # fmt: skip
+        self._parts.maker.group(request)
+        return request
 
     def _events(self, request_id: str, mailbox: Mailbox) -> Iterator[StreamEvent]:
         deltas, finished = Deltas(), False

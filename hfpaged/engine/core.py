@@ -70,11 +70,13 @@ class Engine:
         try:
             schedule = self._schedule()
             tokens = TokenStep(self.pool, self._scheduler, self._maker)
-            spent = self._compute(schedule, tokens)
+            forward = self._runner.seconds
+            self._compute(schedule, tokens)
+            forward = self._runner.seconds - forward
             self._finish(tokens)
             moved = sorted({**tokens.moved, **self._ended}, key=lambda request: request.number)
             self._ended = {}
-            self._report(schedule, time.perf_counter() - began, *spent)
+            self._report(schedule, time.perf_counter() - began, forward, tokens.seconds)
             return moved
         finally:
             self.step_began = None
@@ -137,23 +139,20 @@ class Engine:
                 counts.queries += request.num_prompt_tokens
                 counts.hits += found
 
-    def _compute(self, schedule: Schedule, tokens: TokenStep) -> tuple[float, float]:
-        """The forward and what is sampled from it; returns the seconds of both."""
+    def _compute(self, schedule: Schedule, tokens: TokenStep) -> None:
+        """The forward, and what is sampled from it."""
         if not schedule.work:
-            return 0.0, 0.0
+            return
         counts = [wanted_logits(work) for work in schedule.work]
-        began = time.perf_counter()
         try:
-            pieces = [piece_of(work, count) for work, count in zip(schedule.work, counts, strict=True)]
-            logits = self._runner.forward(pieces)
-            computed = time.perf_counter()
+            logits = self._runner.forward(
+                [piece_of(work, count) for work, count in zip(schedule.work, counts, strict=True)]
+            )
             tokens.take(schedule.work, logits, counts)
         except OutOfBlocksError:  # another cache on the pool was faster; the next step knows
-            return 0.0, 0.0
+            return
         except Exception as error:  # fails these requests, and nobody else
             self._fail(dict.fromkeys(work.group.request for work in schedule.work), error)
-            return time.perf_counter() - began, 0.0
-        return computed - began, time.perf_counter() - computed
 
     def _finish(self, tokens: TokenStep) -> None:
         """After sampling: what failed or came to its end gives its blocks back."""

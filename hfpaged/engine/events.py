@@ -94,7 +94,9 @@ class Failed(RequestEvent):
 
 @dataclass(frozen=True, kw_only=True)
 class StepFinished(Event):
-    """One step. `seconds` is all of it; what is neither forward nor sampling is scheduling and bookkeeping."""
+    """One step. `seconds` is all of it; of these the model's forward and the sampler took theirs, and what is left is
+    scheduling and bookkeeping.
+    """
 
     number: int
     num_sequences: int

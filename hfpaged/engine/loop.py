@@ -35,14 +35,18 @@ class EngineLoop:
         """Whether a step would do anything."""
         return bool(self._inbox) or self.engine.has_work
 
-    def add(self, request: Request, listener: Listener | None) -> None:
-        """Let a request wait for the next step. Raises InvalidConfigError for an id that is there already."""
+    def add(self, request: Request, listener: Listener | None, *, only_end: bool = False) -> None:
+        """Let a request wait for the next step; its listener is given all outputs, or `only_end` the last one.
+
+        Raises InvalidConfigError for an id that is there already.
+        """
         if self._requests.setdefault(request.request_id, request) is not request:
             raise InvalidConfigError(
                 f"request_id={request.request_id!r} is running already; give each request another one"
             )
         if listener is not None:
             self._listeners[request.request_id] = listener
+            request.is_awaited_at_end = only_end
         self._inbox.append((self.engine.add, request))
         self._came.set()
 
@@ -60,10 +64,14 @@ class EngineLoop:
 
     def step(self) -> list[RequestOutput]:
         """One step; the records of the requests that got tokens or came to their end since the last one."""
+        return self._step(lambda request: True)
+
+    def _step(self, is_wanted: Callable[[Request], bool]) -> list[RequestOutput]:
+        """A step, with the records that are wanted of it."""
         with self._lock:
             self._read_inbox()
             moved = self.engine.step() if self.engine.has_work else []
-            outputs = [output_of(request) for request in moved]
+            outputs = [output_of(request) for request in moved if is_wanted(request)]
             for output in outputs:  # under the lock, so that each listener gets them in order
                 self._deliver(output)
         self._settle()
@@ -98,7 +106,7 @@ class EngineLoop:
                 mailbox.wait(0.02)
                 continue
             try:
-                self.step()
+                self._step(_is_awaited)
             finally:
                 self._driver.release()
         return output
@@ -126,3 +134,8 @@ class EngineLoop:
                 listener(output)
             except Exception:
                 logger.exception("the listener of request %s raised", output.request_id)
+
+
+def _is_awaited(request: Request) -> bool:
+    """Whether somebody looks at what a request has now."""
+    return request.is_finished or not request.is_awaited_at_end

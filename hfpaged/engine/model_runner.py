@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import time
 from collections.abc import Sequence as Many
 from typing import Any
 
@@ -57,6 +58,7 @@ class ModelRunner:
 
     def __init__(self, model: nn.Module, cache: PackedCache) -> None:
         self.model, self.cache = model, cache
+        self.seconds = 0.0  # in forwards of the model, all together
         self._config = compat.transformers_model(model).config
         if model.training:
             raise InvalidConfigError("the model is in training mode, with dropout; call model.eval() first")
@@ -147,21 +149,30 @@ class ModelRunner:
         return logits
 
     def _inputs(self, pieces: Many[Piece]) -> dict[str, Any]:
-        ids = np.concatenate([np.asarray(piece.token_ids, dtype=np.int64) for piece in pieces])
-        positions = [np.arange(piece.start, piece.start + len(piece.token_ids)) for piece in pieces]
+        if all(len(piece.token_ids) == 1 for piece in pieces):  # a step that only decodes: no arrays of one number
+            ids = np.array([piece.token_ids[0] for piece in pieces], dtype=np.int64)
+            positions = np.array([piece.start for piece in pieces], dtype=np.int64)
+        else:
+            ids = np.concatenate([np.asarray(piece.token_ids, dtype=np.int64) for piece in pieces])
+            positions = np.concatenate([np.arange(p.start, p.start + len(p.token_ids)) for p in pieces])
         inputs = {"input_ids": self._tensor(ids)[None], "use_cache": True, self._cache_name: self.cache}
         if self._takes_positions:
-            inputs["position_ids"] = self._tensor(np.concatenate(positions))[None]
+            inputs["position_ids"] = self._tensor(positions)[None]
         return inputs
 
     def _logits(self, inputs: dict[str, Any], pieces: Many[Piece]) -> Tensor:
         """[wanted, vocab]"""
         ends = np.cumsum([len(piece.token_ids) for piece in pieces])
-        wanted = np.concatenate([np.arange(end - p.logits, end) for end, p in zip(ends, pieces, strict=True)])
+        if all(piece.logits == 1 for piece in pieces):
+            wanted = ends - 1
+        else:
+            wanted = np.concatenate([np.arange(end - p.logits, end) for end, p in zip(ends, pieces, strict=True)])
         keep = self._tensor(wanted if len(wanted) else ends[-1:] - 1)
         if self._takes_keep:
             inputs["logits_to_keep"] = keep
+        began = time.perf_counter()
         logits: Tensor = self.model(**inputs).logits[0]
+        self.seconds += time.perf_counter() - began
         if not self._takes_keep:
             logits = logits[keep.to(logits.device)]
         return logits[: len(wanted)]

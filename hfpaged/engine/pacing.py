@@ -9,8 +9,8 @@ from collections import deque
 from statistics import median
 
 # A step with prompt tokens may take so many times a step without any.
-DEFAULT_STRETCH = 2.5
-SMALLEST, FIRST = 16, 64
+DEFAULT_STRETCH = 2.0
+SMALLEST, FIRST = 16, 32
 # Steps after which what a decode takes is measured again, and how much larger a batch may be than the measured one.
 FRESH, GROWTH = 64, 1.5
 # Steps that are looked at: the median of so many, as a machine has other things to do at times.

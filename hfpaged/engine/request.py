@@ -54,7 +54,8 @@ class SequenceState:
     @property
     def num_left(self) -> int:
         """Tokens that are to be computed before the next one can be sampled."""
-        return len(self.tokens) - self.num_computed
+        blocks = self.blocks
+        return len(self.tokens) - (0 if blocks is None else blocks.tables[0].length)
 
     @property
     def num_new(self) -> int:
@@ -86,6 +87,8 @@ class SequenceGroup:
     @property
     def is_decoding(self) -> bool:
         """Whether the next step of each of its sequences samples."""
+        if len(self.sequences) == 1:  # looked at for each sequence at each step
+            return self.sequences[0].num_left == 1
         return all(seq.num_left == 1 for seq in self.sequences)
 
     @property
@@ -112,7 +115,7 @@ class Request:
         if params.prompt_logprobs is not None:
             self.prompt_logprobs = [None] * len(prompt)
         self.error: BaseException | None = None
-        self.is_finished = False
+        self.is_finished = self.is_awaited_at_end = False
         self.num_cached_tokens = 0
         self.arrival_time = now()
         self.admitted_time: float | None = None

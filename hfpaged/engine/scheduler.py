@@ -89,34 +89,37 @@ class Scheduler:
     def schedule(self, prefill_budget: int) -> Schedule:
         """The next step, with at most `prefill_budget` tokens of prompts."""
         schedule = Schedule()
-        budget = min(self._plan_decodes(schedule), prefill_budget)
-        budget = self._plan_prefills(schedule, budget)
+        decoding = [group for group in self.running if group.is_decoding]
+        budget = min(self._plan_decodes(schedule, decoding), prefill_budget)
+        if len(decoding) < len(self.running):
+            budget = self._plan_prefills(schedule, budget)
         whole = len(schedule.work)
         self._settle_shortage(schedule)
-        if len(schedule.work) == whole and not schedule.preempted:
+        if len(schedule.work) == whole and not schedule.preempted and len(self.waiting):
             self._admit(schedule, budget)
         schedule.sort()
         return schedule
 
     def computed(self, work: Scheduled, count: int) -> None:
         """The step stored `count` of these tokens: what became full is published, what left a window goes back."""
-        group, seq = work.group, work.seq
+        group, blocks, tokens = work.group, work.seq.blocks, work.seq.tokens
+        assert blocks is not None
         group.work += count
         group.request.computed_tokens += count
         self.waiting.charge(group.request.tenant, count)
-        assert seq.blocks is not None
-        chain, length = seq.blocks.chain, seq.blocks.length
-        if chain is not None:
-            chain.items.extend(seq.tokens[chain.length : length])
-        if length // self._manager.block_size > (length - count) // self._manager.block_size:
-            self._prefixes.publish(seq.blocks)
+        length = blocks.tables[0].length
+        if blocks.chain is not None:
+            blocks.chain.items.extend(tokens[length - count : length])
+        if length % self._manager.block_size < count:
+            self._prefixes.publish(blocks)
             self._admitter.promises.progress(group, length)
+            group.request.count_blocks()
         if self._manager.has_windows:
-            self._manager.release_left([seq.blocks])
+            self._manager.release_left([blocks])
 
-    def _plan_decodes(self, schedule: Schedule) -> int:
+    def _plan_decodes(self, schedule: Schedule, decoding: list[SequenceGroup]) -> int:
         """All that wait for nothing but their next token; returns what is left of the token budget."""
-        decodes = [(group, seq) for group in self.running if group.is_decoding for seq in group.sequences]
+        decodes = [(group, seq) for group in decoding for seq in group.sequences]
         spare = self.limits.max_num_batched_tokens - len(decodes)
         for group, seq in decodes:
             if seq.draft:
@@ -150,7 +153,7 @@ class Scheduler:
 
     def _settle_shortage(self, schedule: Schedule) -> None:
         """Where blocks are short, drafts are dropped, then prompts wait for decodes, then somebody is preempted."""
-        while schedule.work and self._num_blocks(schedule) > self._pool.num_free:
+        while schedule.work and not self._has_blocks(schedule):
             if schedule.drop_drafts() or schedule.drop_last_prefill():
                 continue
             if len(self.running) == 1:
@@ -162,10 +165,10 @@ class Scheduler:
             schedule.preempted.append((victim, victim.num_computed))
             self.preempt(victim)
 
-    def _num_blocks(self, schedule: Schedule) -> int:
-        """Free blocks that the step takes."""
+    def _has_blocks(self, schedule: Schedule) -> bool:
+        """Whether there are blocks for the step."""
         growth = [(work.seq.blocks, work.count) for work in schedule.work if work.seq.blocks is not None]
-        return self._manager.num_blocks_needed(growth)
+        return self._manager.can_surely_grow(growth) or self._manager.can_grow(growth)
 
     def _admit(self, schedule: Schedule, budget: int) -> None:
         """Let in who is next, as long as there are seats, tokens of the budget and blocks."""

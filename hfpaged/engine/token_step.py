@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Sequence as Many
 
 from torch import Tensor
@@ -35,18 +36,20 @@ def wanted_logits(work: Scheduled) -> int:
 
 class TokenStep:
     """The work of one step with its logits. Afterwards `moved` are the requests with new tokens, and `failed` those
-    that could not be sampled, with the error.
+    that could not be sampled, with the error. `seconds`: in sampling.
     """
 
     def __init__(self, pool: KVPool, scheduler: Scheduler, maker: SequenceMaker) -> None:
         self._pool, self._scheduler, self._maker = pool, scheduler, maker
         self.moved: dict[Request, None] = {}
         self.failed: dict[Request, BaseException] = {}
+        self.seconds = 0.0
 
     def take(self, works: Many[Scheduled], logits: Tensor, counts: Many[int]) -> None:
         """`logits` [sum of counts, vocab]: counts[i] rows for works[i], those of its last tokens."""
         firsts = [end - count for end, count in zip(itertools.accumulate(counts), counts, strict=True)]
-        self._store([work for work in works if not work.seq.draft])
+        verified = [work for work in works if work.seq.draft]
+        self._store([work for work in works if not work.seq.draft] if verified else works)
         choices: list[Choice] = []
         beams: dict[SequenceGroup, dict[int, int]] = {}  # row of the logits by beam; the work is in another order
         for work, first, count in zip(works, firsts, counts, strict=True):
@@ -58,7 +61,7 @@ class TokenStep:
                 last = first + count - 1 - len(work.seq.draft)
                 choices += [Choice(seq, last) for seq in self._samples(work.group)]
         self._choose(choices, logits)
-        self._store([work for work in works if work.seq.draft])
+        self._store(verified)
         for group, rows in beams.items():
             self._advance(group, logits[[rows[seq.index] for seq in group.sequences]])
 
@@ -100,7 +103,9 @@ class TokenStep:
             rows = [each.first + each.depth for each in choices]
             picked = logits if rows == list(range(len(logits))) else logits[rows]
             asked = [SampleRow(each.seq.sampler, each.seq.tokens) for each in choices if each.seq.sampler]
+            began = time.perf_counter()
             answers = sample(asked, picked)
+            self.seconds += time.perf_counter() - began
             choices = [each for each, got in zip(choices, answers, strict=True) if self._goes_on(each, got)]
 
     def _goes_on(self, choice: Choice, got: Sampled | BaseException) -> bool:
