@@ -106,14 +106,34 @@ def test_streams_in_turns_share_the_steps(batcher, seen):
     assert max(event.num_sequences for event in of_kind(seen, ev.StepFinished)) == 2
 
 
-def test_a_stream_that_is_dropped_gives_its_blocks_back(batcher):
+def test_a_stream_that_is_closed_gives_its_blocks_back_at_once_and_a_dropped_one_with_the_next_step(batcher):
     stream = batcher.stream(prompts((9,))[0], max_new_tokens=50, do_sample=False)
     next(stream)
     assert batcher.pool.num_free < batcher.pool.num_blocks
-    del stream
-    gc.collect()
+    stream.close()
     assert batcher.pool.num_free == batcher.pool.num_blocks
-    assert [output.finish_reason for output in batcher.step()] == ["abort"]
+    assert list(stream) == []
+    dropped = batcher.stream(prompts((9,))[0], max_new_tokens=50, do_sample=False)
+    next(dropped)
+    never_begun = batcher.stream(prompts((9,))[0], max_new_tokens=50, do_sample=False)
+    del dropped, never_begun
+    gc.collect()
+    reasons = [output.finish_reason for output in batcher.step() if output.finished]
+    assert reasons == ["abort", "abort"]
+    assert batcher.pool.num_free == batcher.pool.num_blocks
+
+
+def test_a_batcher_that_is_dropped_gives_the_blocks_of_a_shared_pool_back():
+    cache = PagedCache(tiny_models.shared("llama"), num_blocks=40)
+    batcher = ContinuousBatcher(tiny_models.shared("llama"), pool=cache.pool, prepack=False)
+    batcher.add_request([5, 6, 7], **GREEDY)
+    batcher.step()
+    assert cache.pool.num_free < 40
+    del batcher
+    gc.collect()
+    assert cache.pool.num_free == 40
+    cache.pool.check_integrity()
+    hfpaged.unpatch(tiny_models.shared("llama"))
 
 
 def test_an_abort_frees_blocks_at_once_and_ends_in_one_record(batcher, seen):

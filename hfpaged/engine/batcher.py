@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterator
+import weakref
 from typing import Any, TypeAlias
 
 from torch import nn
@@ -13,7 +13,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase
 from hfpaged import compat
 from hfpaged.config import DEFAULT_BLOCK_SIZE
 from hfpaged.engine.assembly import EngineSpec, assemble
-from hfpaged.engine.delivery import Deltas, Listener, Mailbox, StreamEvent
+from hfpaged.engine.delivery import Listener, Mailbox, Stream
 from hfpaged.engine.events import Hook
 from hfpaged.engine.loop import EngineLoop
 from hfpaged.engine.outputs import RequestOutput
@@ -93,6 +93,8 @@ class ContinuousBatcher:
         self._parts = assemble(model, tokenizer, pool, spec)
         self.loop = EngineLoop(self._parts.engine)
         self.hooks.extend(hooks)
+        pool, scheduler = self.pool, self._parts.scheduler
+        self._finalizer = weakref.finalize(self, pool.abandon, scheduler.give_back)
         self._numbers = itertools.count()
         self._is_closed = False
 
@@ -181,12 +183,13 @@ class ContinuousBatcher:
             raise
         return [found[request_id] for request_id in waiting]
 
-    def stream(self, prompt: Any, generation_config: Config = None, **settings: Any) -> Iterator[StreamEvent]:
+    def stream(self, prompt: Any, generation_config: Config = None, **settings: Any) -> Stream:
         """Run one prompt, with all others that are there, and give what is new as soon as it is. Dropping the iterator
         aborts the request. See `add_request` for the arguments and errors.
         """
         mailbox = Mailbox()
-        return self._events(self.add_request(prompt, generation_config, listener=mailbox.put, **settings), mailbox)
+        request_id = self.add_request(prompt, generation_config, listener=mailbox.put, **settings)
+        return Stream(request_id, mailbox, self.loop.next_output, self.loop.abort)
 
     def running(self, *, step_timeout: float | None = None) -> RunningEngine:
         """`async with batcher.running() as engine:` (or `with`): steps are made by a thread of their own. A step that
@@ -196,6 +199,8 @@ class ContinuousBatcher:
 
     def close(self, *, drain: bool = False) -> None:
         """Give everything back: requests that are there are aborted, or with `drain` come to their end first."""
+        if self._is_closed:
+            return
         self._is_closed = True
         while drain and self.has_work:
             self.step()
@@ -225,12 +230,19 @@ class ContinuousBatcher:
         self._parts.maker.group(request)
         return request
 
-    def _events(self, request_id: str, mailbox: Mailbox) -> Iterator[StreamEvent]:
-        deltas, finished = Deltas(), False
-        try:
-            while not finished:
-                output = self.loop.next_output(mailbox)
-                finished = output.finished
-                yield from deltas.of(output)
-        finally:
-            self.abort(request_id)
+    def _request(
+        self, prompt: Any, generation_config: Config, request_id: str | None = None, priority: int = 0,
+        tenant: str = "", salt: str | None = None, **settings: Any,
+    ) -> Request:  # fmt: skip
+        if self._is_closed:
+            raise BatcherClosedError("this batcher is closed; make another one")
+        ids, text = read_prompt(prompt, self.tokenizer, self._parts.vocab_size)
+        params = resolve_params(self._model, self.tokenizer, len(ids), generation_config, **settings)
+        self._parts.check_fits(len(ids), params)
+        number = next(self._numbers)
+        request = Request(
+            f"request-{number}" if request_id is None else request_id, number, ids, params, text=text,
+            priority=priority, tenant=tenant, salt=salt,
+        )  # fmt: skip
+        self._parts.maker.group(request)
+        return request

@@ -153,6 +153,10 @@ class Engine:
             return
         except Exception as error:  # fails these requests, and nobody else
             self._fail(dict.fromkeys(work.group.request for work in schedule.work), error)
+        except BaseException:  # Ctrl-C: what was stored and not sampled from is computed again
+            with self.pool.changing():
+                self._scheduler.take_back(schedule.work)
+            raise
 
     def _finish(self, tokens: TokenStep) -> None:
         """After sampling: what failed or came to its end gives its blocks back."""

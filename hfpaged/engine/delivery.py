@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from hfpaged.engine.outputs import FinishReason, RequestOutput
@@ -43,6 +43,44 @@ class Mailbox:
         """Until one comes, at most so long."""
         if not self._outputs:
             self._came.wait(seconds)
+
+
+class Stream(Iterator[StreamEvent]):
+    """What is new of one request, as soon as it is. `close` aborts it; so does dropping the stream, with the next step.
+
+    `next_output` waits for the next output of the mailbox, `abort` takes the request and whether to do it now.
+    """
+
+    def __init__(
+        self, request_id: str, mailbox: Mailbox, next_output: Callable[[Mailbox], RequestOutput],
+        abort: Callable[[str, bool], bool],
+    ) -> None:  # fmt: skip
+        self.request_id = request_id
+        self._mailbox, self._next_output, self._abort = mailbox, next_output, abort
+        self._deltas, self._events = Deltas(), deque[StreamEvent]()
+        self._is_over = False
+
+    def __iter__(self) -> Stream:
+        return self
+
+    def __next__(self) -> StreamEvent:
+        while not self._events:
+            if self._is_over:
+                raise StopIteration
+            output = self._next_output(self._mailbox)
+            self._is_over = output.finished
+            self._events.extend(self._deltas.of(output))
+        return self._events.popleft()
+
+    def close(self) -> None:
+        """Give the request up, if it has not ended."""
+        if not self._is_over:
+            self._is_over = True
+            self._abort(self.request_id, True)
+
+    def __del__(self) -> None:
+        if not self._is_over:  # perhaps in the middle of anything: whoever makes the next step does it
+            self._abort(self.request_id, False)
 
 
 class Deltas:

@@ -50,7 +50,7 @@ class EngineLoop:
         self._inbox.append((self.engine.add, request))
         self._came.set()
 
-    def abort(self, request_id: str) -> bool:
+    def abort(self, request_id: str, now: bool = True) -> bool:
         """Give a request up, at any moment and from any thread; whether it was still there. Its blocks go back now, or
         at the end of the step that is under way, and its record comes with the next step, with finish_reason "abort".
         """
@@ -58,7 +58,8 @@ class EngineLoop:
         if request is None or request.is_finished:
             return False
         self._inbox.append((self.engine.abort, request))
-        self._settle()
+        if now:
+            self._settle()
         self._came.set()
         return True
 

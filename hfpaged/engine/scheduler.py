@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Iterator
+from collections.abc import Sequence as Many
 from dataclasses import dataclass
 
 from hfpaged.block_manager import BlockManager
@@ -116,6 +117,20 @@ class Scheduler:
             group.request.count_blocks()
         if self._manager.has_windows:
             self._manager.release_left([blocks])
+
+    def take_back(self, works: Many[Scheduled]) -> None:
+        """A step was broken off: each of its sequences has a token left to be computed, as before a step."""
+        for work in works:
+            seq, blocks = work.seq, work.seq.blocks
+            seq.draft = []
+            if blocks is not None and blocks.length >= len(seq.tokens):
+                self._manager.trim(blocks, len(seq.tokens) - 1)
+
+    def give_back(self, manager: BlockManager) -> None:
+        """Whoever made the steps is gone: nobody will end what is running."""
+        for group in self.running:
+            self._free(group)
+        self.running = []
 
     def _plan_decodes(self, schedule: Schedule, decoding: list[SequenceGroup]) -> int:
         """All that wait for nothing but their next token; returns what is left of the token budget."""
