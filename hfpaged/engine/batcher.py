@@ -229,20 +229,3 @@ class ContinuousBatcher:
         )  # fmt: skip
         self._parts.maker.group(request)
         return request
-
-    def _request(
-        self, prompt: Any, generation_config: Config, request_id: str | None = None, priority: int = 0,
-        tenant: str = "", salt: str | None = None, **settings: Any,
-    ) -> Request:  # fmt: skip
-        if self._is_closed:
-            raise BatcherClosedError("this batcher is closed; make another one")
-        ids, text = read_prompt(prompt, self.tokenizer, self._parts.vocab_size)
-        params = resolve_params(self._model, self.tokenizer, len(ids), generation_config, **settings)
-        self._parts.check_fits(len(ids), params)
-        number = next(self._numbers)
-        request = Request(
-            f"request-{number}" if request_id is None else request_id, number, ids, params, text=text,
-            priority=priority, tenant=tenant, salt=salt,
-        )  # fmt: skip
-        self._parts.maker.group(request)
-        return request
