@@ -106,7 +106,6 @@ class Engine:
                     if seq.lookup is not None:
                         room = group.request.params.max_new_tokens - seq.num_new - 1
                         seq.draft = seq.lookup.propose(seq.tokens)[: max(room, 0)]
-                        group.request.draft_tokens += len(seq.draft)
         return decoding
 
     def _find_roots(self) -> None:

@@ -75,6 +75,7 @@ class TokenStep:
                 if seq.draft:
                     length = min(len(seq.tokens) - 1, work.start + count)
                     manager.trim(seq.blocks, length)
+                    seq.request.draft_tokens += len(seq.draft)
                     if seq.lookup is not None:
                         seq.lookup.told(len(seq.draft), length - work.start - 1)
                     count, seq.draft = length - work.start, []
