@@ -57,7 +57,9 @@ class BlockManager:
     def fork(self, parent: Sequence) -> Sequence:
         """A sequence that shares all blocks of `parent`; either copies a block only when it writes into it."""
         chain = parent.chain.fork() if parent.chain else None
-        return self._keep(Sequence(tuple(table.fork() for table in parent.tables), chain, parent.sinks))
+        child = Sequence(tuple(table.fork() for table in parent.tables), chain, parent.sinks)
+        child.state = parent.state.fork() if parent.state else None
+        return self._keep(child)
 
     def num_blocks_needed(self, growth: Many[tuple[Sequence, int]]) -> int:
         """How many free blocks `grow` would take, copies-on-write included."""
@@ -137,7 +139,11 @@ class BlockManager:
                 raise WindowPassedError(length, seen, gone, window)
 
     def trim(self, sequence: Sequence, length: int) -> None:
-        """Keep the first `length` tokens of a sequence, for which `check_trim` must hold."""
+        """Keep the first `length` tokens of a sequence, for which `check_trim` must hold; none of one with a state."""
+        if sequence.state and (not length or length < sequence.length):
+            assert not length, "a state cannot go back"
+            sequence.state.drop()
+            sequence.state = None
         for table in sequence.tables:
             table.trim(length)
         if sequence.chain:

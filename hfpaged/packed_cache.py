@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence as Many
+from typing import Any
 
 from torch import nn
 
@@ -10,9 +12,11 @@ from hfpaged import compat, patching
 from hfpaged.cache_pool import PoolSpec, check_pageable, pool_for
 from hfpaged.kv_pool import KVPool
 from hfpaged.layer_groups import group_layers
+from hfpaged.layer_states import LayerStates
 from hfpaged.packed_rows import PackedRows
 from hfpaged.pageable import windows_of
-from hfpaged.row_cache import RowCache
+from hfpaged.paged_layer import PagedLayer
+from hfpaged.row_cache import RowCache, own_part
 from hfpaged.sequence import Sequence
 
 
@@ -31,6 +35,8 @@ class PackedCache(RowCache):
         layers = compat.default_layers(config)
         pool = pool_for(model, config, group_layers(windows_of(config, layers)), pool, spec)
         self._adopt(PackedRows(pool), layers)
+        owns = ((index, own_part(layer)) for index, layer in enumerate(self.layers))
+        self._fresh = {index: own for index, own in owns if own is not None and compat.keeps_state(own)}
         with pool.changing():
             pool.models.add(model)
         patching.patch(model)
@@ -38,22 +44,51 @@ class PackedCache(RowCache):
     @property
     def keeps_state(self) -> bool:
         """Whether layers keep more than keys and values, recurrent states say, which lie in no block."""
-        return any(map(compat.keeps_state, self._own_layers))
+        return bool(self._fresh)
 
     def begin(self, growth: Many[tuple[Sequence, int]]) -> None:
-        """The next forward brings so many tokens for each sequence, side by side, those with one token first.
+        """The next forward brings so many tokens for each sequence, side by side, those with one token first. Where
+        the cache `keeps_state`, for one sequence.
 
         Raises OutOfBlocksError and changes nothing.
         """
         with self.pool.changing() as manager:
+            layers = self._states_of(growth[0][0]).own() if self._fresh else {}
             self._rows.begin_packed(manager, growth)
+        self._use(layers)
 
     def end(self) -> None:
         """The forward is over."""
+        self._use(self._fresh)
         self._rows.end_packed()
 
     def undo(self, lengths: Many[int]) -> None:
-        """The forward failed: the sequences of the step go back to so many tokens each."""
+        """The forward failed: the sequences of the step go back to so many tokens each, those with a state to none."""
+        self._use(self._fresh)
         for index in list(self._rows.copies.unmade_in):
             self.layers[index].make_copies()  # a copied block must be whole in every layer, whatever the step did
         self._rows.undo_packed(lengths)
+
+    def take_back(self, sequences: Many[Sequence], lengths: Many[int]) -> None:
+        """Forwards that are over shall not have been: the sequences go back to so many tokens each, or to none where
+        they cannot.
+        """
+        with self.pool.changing() as manager:
+            for sequence, length in zip(sequences, lengths, strict=True):
+                can = sequence.state is None and self.pool.residuals is None
+                manager.trim(sequence, length if can else 0)
+
+    def _states_of(self, sequence: Sequence) -> LayerStates:
+        if sequence.state is None:
+            sequence.state = LayerStates(copy.deepcopy(self._fresh))
+        assert isinstance(sequence.state, LayerStates)
+        return sequence.state
+
+    def _use(self, layers: dict[int, Any]) -> None:
+        """Let the model change these layers of transformers' own."""
+        for index, own in layers.items():
+            layer = self.layers[index]
+            if isinstance(layer, PagedLayer):
+                layer.own = own
+            else:
+                self.layers[index] = own

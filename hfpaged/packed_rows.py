@@ -70,12 +70,14 @@ class PackedRows(Rows):
         self.sequences = []
 
     def undo_packed(self, lengths: Many[int]) -> None:
-        """The forward failed: each sequence goes back to `lengths[i]` tokens. All copies must be made by then."""
+        """The forward failed: each sequence goes back to `lengths[i]` tokens, or to none where it has a state, which
+        the model may have changed. All copies must be made by then.
+        """
         self.steps = []
         with self.pool.changing() as manager:
             self.residuals.undo()
             for sequence, length in zip(self.sequences, lengths, strict=True):
-                manager.trim(sequence, length)
+                manager.trim(sequence, 0 if sequence.state else length)
             self.copies.free(manager)
         self.sequences = []
 

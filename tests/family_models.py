@@ -84,6 +84,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "gptj": {"rotary_dim": 4},
     "granitemoehybrid": MAMBA | LINEAR,
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "use_mamba_kernels": False},
+    "lfm2": {"layer_types": ["conv", "full_attention"] * 2},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
     "longcat_flash": {"zero_expert_num": 2, "num_layers": 2},
     "mamba2": {"num_heads": 8},

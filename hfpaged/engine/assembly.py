@@ -21,6 +21,7 @@ from hfpaged.engine.preemption import POLICIES, PreemptionPolicy
 from hfpaged.engine.scheduler import Limits, Scheduler
 from hfpaged.engine.sequence_maker import SequenceMaker
 from hfpaged.engine.sizing import PoolSizing, check_share, default_share, size_pool
+from hfpaged.engine.trial import refusing, try_out
 from hfpaged.errors import InvalidConfigError, RequestTooLongError
 from hfpaged.kv_format import Spec
 from hfpaged.kv_pool import KVPool
@@ -103,8 +104,9 @@ class Assembly:
                 f"{seats} sequences of one request are more than max_num_seqs={self.spec.max_num_seqs}; use fewer, or "
                 "raise max_num_seqs"
             )
-        shares = self.spec.prefix_sharing
-        needed = self.scheduler.needs.at_most(num_prompt, params.max_new_tokens, params.num_beams, shared=shares)
+        needed = self.scheduler.needs.at_most(
+            num_prompt, params.max_new_tokens, params.num_beams, shared=self.engine.shares_prefixes
+        )
         there = self.engine.pool.num_blocks
         if needed > there:
             raise RequestTooLongError(
@@ -128,7 +130,8 @@ class Assembly:
             "max_num_batched_tokens": limits.max_num_batched_tokens,
             "max_model_len": self.max_model_len,
             "forward": "packed" if self.runner.packs else f"one by one ({self.runner.why_separate})",
-            "prefix_sharing": self.spec.prefix_sharing,
+            "prefix_sharing": self.engine.shares_prefixes,
+            "prompts": "whole" if self.runner.whole_prompts else "in chunks",
             "sizing": "given" if self.sizing is None else str(self.sizing),
             "weights": str(prepack_report(self.runner.model)),
         }
@@ -149,19 +152,19 @@ def assemble(
     memory = spec.memory if sizing is None else sizing.pool
     assert not isinstance(memory, float)
     runner = ModelRunner(model, PackedCache(model, pool, _pool_spec(spec, memory, spec.num_blocks)))
-    runner.try_out()
+    try_out(runner)
     pool = runner.cache.pool
     pool.reserve_all()
     policy = POLICIES[spec.preemption] if isinstance(spec.preemption, str) else spec.preemption
-    limits = Limits(spec.max_num_seqs, spec.max_num_batched_tokens, spec.watermark)
+    limits = Limits(spec.max_num_seqs, spec.max_num_batched_tokens, spec.watermark, runner.whole_prompts)
     scheduler = Scheduler(
         pool.manager, pool.prefixes, tuple(group.window for group in pool.groups), limits,
         by_priority=spec.policy == "priority", policy=policy,
     )  # fmt: skip
-    maker = SequenceMaker(inner, tokenizer, speculates=pool.residuals is None)
+    maker = SequenceMaker(inner, tokenizer, speculates=runner.can_speculate)
     engine = Engine(
         inner, runner, scheduler, maker, Pace(spec.max_num_batched_tokens, spec.max_step_stretch),
-        shares_prefixes=spec.prefix_sharing,
+        shares_prefixes=spec.prefix_sharing and runner.can_share,
     )  # fmt: skip
     vocab_size = inner.config.get_text_config(decoder=True).vocab_size
     assembly = Assembly(

@@ -38,7 +38,8 @@ class Engine:
         self.num_steps = 0
         self.step_began: float | None = None  # of the one under way, for who watches over it
         self._model, self._runner, self._scheduler = model, runner, scheduler
-        self._maker, self._pace, self._shares = maker, pace, shares_prefixes
+        self.shares_prefixes = shares_prefixes
+        self._maker, self._pace = maker, pace
         self._rootless: list[Request] = []  # arrived since the last step
         self._ended: dict[Request, None] = {}  # since the last step
 
@@ -112,7 +113,7 @@ class Engine:
         """By what the tokens of new requests are found: the weights may have changed since the last ones came."""
         roots: dict[str | None, Root] = {}
         arrived, self._rootless = self._rootless, []
-        for request in arrived if self._shares else ():
+        for request in arrived if self.shares_prefixes else ():
             if request.salt not in roots:
                 keys = root_keys(self._model, request.salt)
                 with self.pool.changing():

@@ -1,8 +1,8 @@
 """One forward for a step: all its tokens side by side, logits only where somebody samples.
 
-Models whose attention does not go through our kernels cannot take several sequences in one row. Whether a model can is
-tried once with two short sequences, and a forward that meets a case which the kernels do not know is computed again one
-sequence at a time: the same result, never a wrong one.
+Models whose attention does not go through our kernels cannot take several sequences in one row, nor can layers with a
+state, which would mix them. A forward that meets a case which the kernels do not know is computed again one sequence at
+a time: the same result, never a wrong one.
 """
 
 from __future__ import annotations
@@ -18,17 +18,12 @@ import torch
 from torch import Tensor, nn
 
 from hfpaged import compat
-from hfpaged.cache import PagedCache
 from hfpaged.engine.schedule import Scheduled
-from hfpaged.errors import InvalidConfigError, PackedForwardError, UnsupportedModelError
+from hfpaged.errors import InvalidConfigError, PackedForwardError
 from hfpaged.packed_cache import PackedCache
 from hfpaged.sequence import Sequence
 
 logger = logging.getLogger("hfpaged")
-
-# Tokens of the sequences with which packing is tried, and how far their logits may be from those of each alone.
-TRIAL = (5, 3)
-TOLERANCE = 2e-2
 
 
 class Piece:
@@ -50,10 +45,10 @@ def piece_of(work: Scheduled, logits: int) -> Piece:
 
 
 class ModelRunner:
-    """Runs forwards of `model` over sequences in the pool of `cache`.
+    """Runs forwards of `model` over sequences in the pool of `cache`. `packs`: several in one row; `why_separate` says
+    why not. `whole_prompts`: whether all tokens of a prompt must come in one forward; `hfpaged.engine.trial` finds out.
 
-    Raises InvalidConfigError for a model in training mode, UnsupportedModelError for layers that keep more than keys
-    and values.
+    Raises InvalidConfigError for a model in training mode.
     """
 
     def __init__(self, model: nn.Module, cache: PackedCache) -> None:
@@ -62,18 +57,24 @@ class ModelRunner:
         self._config = compat.transformers_model(model).config
         if model.training:
             raise InvalidConfigError("the model is in training mode, with dropout; call model.eval() first")
-        if cache.keeps_state:
-            raise UnsupportedModelError(
-                f"{type(compat.transformers_model(model)).__name__} has layers with a state beside keys and values, "
-                "which lies in no block and cannot be batched here; use generate(past_key_values=PagedCache(model))"
-            )
         names = inspect.signature(compat.transformers_model(model).forward).parameters
         self._takes_positions = "position_ids" in names
         self._takes_keep = "logits_to_keep" in names
         self._cache_name = compat.cache_argument()
         self._longest = compat.longest_with_same_positions(self._config)
-        self.packs = self._takes_positions
-        self.why_separate = "" if self.packs else "its forward takes no position_ids"
+        self.whole_prompts = False
+        self.why_separate = self._why_separate()
+        self.packs = not self.why_separate
+
+    @property
+    def can_share(self) -> bool:
+        """Whether a sequence can begin with blocks that another has filled."""
+        return not self.cache.keeps_state and not self.whole_prompts
+
+    @property
+    def can_speculate(self) -> bool:
+        """Whether several tokens can come to those that are there, and go again."""
+        return self.can_share and self.cache.pool.residuals is None
 
     @property
     def device(self) -> torch.device:
@@ -83,58 +84,44 @@ class ModelRunner:
     def forward(self, pieces: Many[Piece]) -> Tensor:
         """Store the tokens of all pieces, those with one first, and return logits [wanted, vocab] in their order.
 
-        Raises OutOfBlocksError and whatever the model raises; the sequences are as before then.
+        Raises OutOfBlocksError and whatever the model raises; the sequences are as before then, or have no token where
+        they cannot go back.
         """
         if len(pieces) > 1 and self.packs and not self._depends_on_length(pieces):
             try:
                 return self._packed(pieces)
             except PackedForwardError as error:
-                self._stop_packing(error.reason)
-        return torch.cat([self._packed([piece]) for piece in pieces]) if len(pieces) > 1 else self._packed(pieces)
+                self.stop_packing(error.reason)
+        return self._one_by_one(pieces) if len(pieces) > 1 else self._packed(pieces)
 
-    @torch.no_grad()
-    def try_out(self) -> None:
-        """Let a pool that was promised memory learn how large its blocks are, and compare two short sequences side by
-        side with each alone, so that a model that mixes them is found out.
-        """
-        if not self.cache.pool.num_blocks:
-            first = PagedCache(self.model, pool=self.cache.pool, prefix_sharing=False)
-            self.model(input_ids=torch.zeros(1, 1, dtype=torch.long, device=self.device), **{self._cache_name: first})
-            first.free()
-        if self.packs:
-            alone, packed = self._trial(separate=True), self._trial(separate=False)
-            if packed is not None and not torch.allclose(
-                packed, alone, rtol=TOLERANCE, atol=TOLERANCE * float(alone.std())
-            ):
-                self._stop_packing("its tokens depend on what lies beside them")
-
-    def _trial(self, separate: bool) -> Tensor:
-        manager = self.cache.pool.manager
-        vocab = self._config.get_text_config(decoder=True).vocab_size
-        with self.cache.pool.changing():
-            pieces = [
-                Piece(manager.create(), 0, [(7 + 3 * i + number) % vocab for i in range(count)], 1)
-                for number, count in enumerate(TRIAL)
-            ]
-        try:
-            if separate:
-                return torch.cat([self._packed([piece]) for piece in pieces])
-            return self.forward(pieces)
-        finally:
-            with self.cache.pool.changing():
-                for piece in pieces:
-                    manager.free(piece.blocks)
-
-    def _depends_on_length(self, pieces: Many[Piece]) -> bool:
-        """Whether rotary positions of one sequence would change with the length of another."""
-        return self._longest is not None and any(p.start + len(p.token_ids) > self._longest for p in pieces)
-
-    def _stop_packing(self, reason: str) -> None:
+    def stop_packing(self, reason: str) -> None:
+        """From now on one sequence at a time."""
         self.packs, self.why_separate = False, reason
         logger.warning(
             "%s: %s: its sequences are computed one by one, not side by side (said once)",
             type(compat.transformers_model(self.model)).__name__, reason,
         )  # fmt: skip
+
+    def _why_separate(self) -> str:
+        if self.cache.keeps_state:
+            return "layers with a state beside keys and values"
+        return "" if self._takes_positions else "its forward takes no position_ids"
+
+    def _depends_on_length(self, pieces: Many[Piece]) -> bool:
+        """Whether rotary positions of one sequence would change with the length of another."""
+        return self._longest is not None and any(p.start + len(p.token_ids) > self._longest for p in pieces)
+
+    def _one_by_one(self, pieces: Many[Piece]) -> Tensor:
+        lengths = [piece.blocks.length for piece in pieces]
+        logits: list[Tensor] = []
+        try:
+            for piece in pieces:
+                logits.append(self._packed([piece]))
+        except BaseException:  # no piece, or all of them
+            done = len(logits)
+            self.cache.take_back([piece.blocks for piece in pieces[:done]], lengths[:done])
+            raise
+        return torch.cat(logits)
 
     @torch.no_grad()
     def _packed(self, pieces: Many[Piece]) -> Tensor:

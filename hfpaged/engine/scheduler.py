@@ -6,6 +6,7 @@ arXiv 2403.02310). It knows blocks and tokens, no tensor.
 
 from __future__ import annotations
 
+import sys
 from bisect import insort
 from collections.abc import Iterator
 from collections.abc import Sequence as Many
@@ -26,12 +27,14 @@ from hfpaged.prefix_index import Match
 @dataclass(frozen=True)
 class Limits:
     """max_num_seqs sequences at once; max_num_batched_tokens in one step (the token budget); `watermark`, a share of
-    the pool that admission leaves free for those who run.
+    the pool that admission leaves free for those who run. `whole_prompts`: the model cannot take a prompt in chunks; one
+    that is longer than the budget is the only one in its step then.
     """
 
     max_num_seqs: int
     max_num_batched_tokens: int
     watermark: float = 0.01
+    whole_prompts: bool = False
 
 
 class Scheduler:
@@ -49,7 +52,8 @@ class Scheduler:
         self.limits = limits
         self.waiting = WaitingQueue(by_priority)
         self.running: list[SequenceGroup] = []  # best first
-        self.needs = BlockNeeds(windows, manager.block_size, limits.max_num_batched_tokens)
+        longest = None if limits.whole_prompts else limits.max_num_batched_tokens
+        self.needs = BlockNeeds(windows, manager.block_size, longest)
         self._admitter = Admitter(manager, prefixes, self.needs, limits.watermark)
         self._manager, self._pool, self._prefixes, self._policy = manager, manager.pool, prefixes, policy
 
@@ -147,10 +151,15 @@ class Scheduler:
     def _plan_prefills(self, schedule: Schedule, budget: int) -> int:
         for group in self.running:
             if not group.is_decoding and budget > 0:
-                for work in self._chunks(group, budget):
+                for work in self._chunks(group, self._room(schedule, budget)):
                     schedule.work.append(work)
                     budget -= work.count
         return budget
+
+    def _room(self, schedule: Schedule, budget: int) -> int:
+        """Tokens that the next prompt may bring: any number, where it must be whole and is the first in its step."""
+        is_first = len(schedule.work) == schedule.num_decodes
+        return sys.maxsize if self.limits.whole_prompts and is_first else budget
 
     def _chunks(self, group: SequenceGroup, budget: int) -> Iterator[Scheduled]:
         """The next tokens of a group that cannot sample yet. Of beams one at a time, as the others begin with what it
@@ -163,6 +172,8 @@ class Scheduler:
             left = seq.num_left - kept_back
             if left > 0:
                 count = min(left, budget)
+                if count < left and self.limits.whole_prompts:
+                    return
                 yield Scheduled(group, seq, seq.num_computed, count, count == left and not kept_back)
                 return
 
@@ -197,12 +208,14 @@ class Scheduler:
                 group.waited_for = awaited.request.request_id
                 passing.add(group)
                 continue
+            if self.limits.whole_prompts and group.sequences[0].num_left > self._room(schedule, budget):
+                return
             needed = self._admitter.needs(group, match) + (reserved if self.running else 0)
             if needed > self._pool.num_free and not self._is_alone():
                 if not self.running:  # others than this scheduler hold blocks of the pool, and will not give them back
                     schedule.stuck = group
                 return
-            for work in self._begin(schedule, group, match, budget):
+            for work in self._begin(schedule, group, match, self._room(schedule, budget)):
                 schedule.work.append(work)
                 budget -= work.count
             seats -= group.seats

@@ -1,0 +1,115 @@
+"""What a model can do is tried with a few tokens before the first request comes.
+
+Several sequences side by side: compared with each alone. A prompt in chunks: compared with all of it at once. Models with
+recurrent states go on from them when more than one token comes in transformers 5.24; before, many began anew, without a
+word. A model that cannot go on with a single token cannot be computed here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from collections.abc import Sequence as Many
+
+import torch
+from torch import Tensor
+
+from hfpaged import compat
+from hfpaged.cache import PagedCache
+from hfpaged.engine.model_runner import ModelRunner, Piece
+from hfpaged.errors import OutOfBlocksError, UnsupportedModelError
+
+# Tokens of the sequences with which packing is tried, of the chunks in which the first of them is tried again, and how
+# far logits may be from those that they should be.
+LENGTHS = (5, 3)
+CHUNKS = (3, 2)
+TOLERANCE = 2e-2
+
+
+@torch.no_grad()
+def try_out(runner: ModelRunner) -> None:
+    """Let a pool that was promised memory learn how large its blocks are, and the runner what its model can do.
+
+    Raises UnsupportedModelError for a model that cannot be computed from plain tokens.
+    """
+    with refusing(runner):
+        if not runner.cache.pool.num_blocks:
+            _size_blocks(runner)
+        prompts = _prompts(runner)
+        alone = torch.cat([_in_chunks(runner, prompt, [len(prompt)]) for prompt in prompts])
+    _try_chunks(runner, prompts[0], alone[:1])
+    with refusing(runner):
+        _in_chunks(runner, prompts[0], [LENGTHS[0] - 1, 1])
+        if runner.packs:
+            packed = _side_by_side(runner, prompts)
+            if runner.packs and not _are_close(packed, alone):
+                runner.stop_packing("its tokens depend on what lies beside them")
+
+
+@contextlib.contextmanager
+def refusing(runner: ModelRunner) -> Iterator[None]:
+    """What a model raises, but for want of memory, means that it cannot be computed here: UnsupportedModelError."""
+    try:
+        yield
+    except (OutOfBlocksError, UnsupportedModelError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        name = type(compat.transformers_model(runner.model)).__name__
+        raise UnsupportedModelError(
+            f"{name} cannot be computed from a sequence of plain tokens, in parts, as a batcher does "
+            f"({type(error).__name__}: {error}); use generate(past_key_values=PagedCache(model))"
+        ) from error
+
+
+def _size_blocks(runner: ModelRunner) -> None:
+    first = PagedCache(runner.model, pool=runner.cache.pool, prefix_sharing=False)
+    ids = torch.zeros(1, 1, dtype=torch.long, device=runner.device)
+    runner.model(input_ids=ids, **{compat.cache_argument(): first})
+    first.free()
+
+
+def _prompts(runner: ModelRunner) -> list[list[int]]:
+    vocab = compat.transformers_model(runner.model).config.get_text_config(decoder=True).vocab_size
+    return [[(7 + 3 * i + number) % vocab for i in range(count)] for number, count in enumerate(LENGTHS)]
+
+
+def _try_chunks(runner: ModelRunner, prompt: Many[int], expected: Tensor) -> None:
+    try:
+        runner.whole_prompts = not _are_close(_in_chunks(runner, prompt, CHUNKS), expected)
+    except (OutOfBlocksError, torch.OutOfMemoryError):
+        raise
+    except Exception:  # whatever it is: a whole prompt, which is tried next, may do
+        runner.whole_prompts = True
+
+
+def _in_chunks(runner: ModelRunner, prompt: Many[int], counts: Many[int]) -> Tensor:
+    """The logits [1, vocab] behind a prompt that comes in so many tokens at a time."""
+    with _sequences(runner, 1) as (blocks,):
+        start = 0
+        for count in counts:
+            logits = runner.forward([Piece(blocks, start, prompt[start : start + count], 1)])
+            start += count
+        return logits
+
+
+def _side_by_side(runner: ModelRunner, prompts: Many[Many[int]]) -> Tensor:
+    """[prompts, vocab]"""
+    with _sequences(runner, len(prompts)) as sequences:
+        return runner.forward([Piece(blocks, 0, p, 1) for blocks, p in zip(sequences, prompts, strict=True)])
+
+
+@contextlib.contextmanager
+def _sequences(runner: ModelRunner, count: int) -> Iterator[list]:
+    pool = runner.cache.pool
+    with pool.changing() as manager:
+        sequences = [manager.create() for _ in range(count)]
+    try:
+        yield sequences
+    finally:
+        with pool.changing() as manager:
+            for sequence in sequences:
+                manager.free(sequence)
+
+
+def _are_close(logits: Tensor, expected: Tensor) -> bool:
+    return torch.allclose(logits, expected, rtol=TOLERANCE, atol=TOLERANCE * float(expected.std()))
