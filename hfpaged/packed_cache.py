@@ -46,6 +46,11 @@ class PackedCache(RowCache):
         """Whether layers keep more than keys and values, recurrent states say, which lie in no block."""
         return bool(self._fresh)
 
+    @staticmethod
+    def state_bytes(sequence: Sequence) -> int:
+        """What a sequence takes outside of the pool."""
+        return sequence.state.num_bytes if isinstance(sequence.state, LayerStates) else 0
+
     def begin(self, growth: Many[tuple[Sequence, int]]) -> None:
         """The next forward brings so many tokens for each sequence, side by side, those with one token first. Where
         the cache `keeps_state`, for one sequence.

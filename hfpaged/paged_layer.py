@@ -41,7 +41,8 @@ class PagedLayer(CacheLayerMixin):
 
     @property
     def is_initialized(self) -> bool:
-        return self._store is not None
+        """Whether there are `keys`: mllama asks, before layers of a cache that was reset have any again."""
+        return self._store is not None and self.get_seq_length() > 0
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Store new keys and values [batch, num_kv_heads, length, dim]; returns lazy views of all visible ones.

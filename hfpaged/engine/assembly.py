@@ -145,9 +145,21 @@ class Assembly:
 def assemble(
     model: nn.Module, tokenizer: PreTrainedTokenizerBase | None, pool: KVPool | None, spec: EngineSpec
 ) -> Assembly:
-    """Raises InvalidConfigError, UnsupportedModelError."""
-    inner = compat.transformers_model(model)
+    """Raises InvalidConfigError, UnsupportedModelError; the weights lie as before then."""
     has_prepacked = _prepack(model, spec.prepack)
+    try:
+        return _assemble(model, tokenizer, pool, spec, has_prepacked)
+    except BaseException:
+        if has_prepacked:
+            unprepack(model)
+        raise
+
+
+def _assemble(
+    model: nn.Module, tokenizer: PreTrainedTokenizerBase | None, pool: KVPool | None, spec: EngineSpec,
+    has_prepacked: bool,
+) -> Assembly:  # fmt: skip
+    inner = compat.transformers_model(model)
     sizing = _size_pool(model, spec) if pool is None and spec.num_blocks is None else None
     memory = spec.memory if sizing is None else sizing.pool
     assert not isinstance(memory, float)
@@ -198,17 +210,19 @@ def _size_pool(model: nn.Module, spec: EngineSpec) -> PoolSizing | None:
     cache = PackedCache(model, None, _pool_spec(spec, None, num_blocks=10**6))  # storage grows as it is used
     runner = ModelRunner(model, cache)
 
-    def forward(count: int) -> None:
+    def forward(count: int) -> int:
         manager = cache.pool.manager
         piece = Piece(manager.create(), 0, [0] * count, 1)
         try:
-            runner.forward([piece])
+            with refusing(runner):
+                runner.forward([piece])
+            return cache.state_bytes(piece.blocks)
         finally:
             manager.free(piece.blocks)
 
     share = default_share(runner.device) if spec.memory is None else spec.memory
     longest = _longest(model, spec) or spec.max_num_batched_tokens
-    return size_pool(share, runner.device, forward, min(spec.max_num_batched_tokens, longest))
+    return size_pool(share, runner.device, forward, min(spec.max_num_batched_tokens, longest), spec.max_num_seqs)
 
 
 def _longest(model: nn.Module, spec: EngineSpec) -> int | None:

@@ -59,7 +59,8 @@ class ContinuousBatcher:
 
     Raises:
         InvalidConfigError: sizes that cannot work, a model in training mode.
-        UnsupportedModelError: encoder-decoder models, and those with layers that keep more than keys and values.
+        UnsupportedModelError: encoder-decoder models, and others that cannot be computed from plain tokens with what a
+            cache keeps of each sequence.
     """
 
     def __init__(

@@ -27,8 +27,8 @@ from hfpaged.prefix_index import Match
 @dataclass(frozen=True)
 class Limits:
     """max_num_seqs sequences at once; max_num_batched_tokens in one step (the token budget); `watermark`, a share of
-    the pool that admission leaves free for those who run. `whole_prompts`: the model cannot take a prompt in chunks; one
-    that is longer than the budget is the only one in its step then.
+    the pool that admission leaves free for those who run. `whole_prompts`: the model cannot take a prompt in chunks;
+    one that is longer than the budget is the only one in its step then.
     """
 
     max_num_seqs: int

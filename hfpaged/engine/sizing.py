@@ -22,27 +22,29 @@ POLL_SECONDS = 0.002
 @dataclass(frozen=True)
 class PoolSizing:
     """Bytes. `used`: by weights and everything else on the device before the pool; `activations`: what one forward
-    with the whole token budget takes for a while.
+    with the whole token budget takes for a while; `states`: what as many sequences as there may be keep outside of it.
     """
 
     total: int
     share: float
     used: int
     activations: int
+    states: int = 0
 
     @property
     def pool(self) -> int:
         """What is left for the pool. Raises InvalidConfigError where nothing is."""
-        left = int(self.total * self.share) - self.used - self.activations
+        left = int(self.total * self.share) - self.used - self.activations - self.states
         if left <= 0:
             raise InvalidConfigError(
-                f"{self}: nothing is left for a pool; use a larger share, or a smaller token budget"
+                f"{self}: nothing is left for a pool; use a larger share, a smaller token budget or fewer sequences"
             )
         return left
 
     def __str__(self) -> str:
+        states = f", {format_bytes(self.states)} for the states of sequences" if self.states else ""
         return (
-            f"{self.share:.0%} of {format_bytes(self.total)}, less {format_bytes(self.used)} in use and "
+            f"{self.share:.0%} of {format_bytes(self.total)}, less {format_bytes(self.used)} in use{states} and "
             f"{format_bytes(self.activations)} for the activations of a step"
         )
 
@@ -56,16 +58,20 @@ def check_share(memory: float) -> float:
     return memory
 
 
-def size_pool(share: float, device: torch.device, forward: Callable[[int], object], num_tokens: int) -> PoolSizing:
-    """Run `forward(count)` once and see what it takes; `num_tokens` is the token budget."""
+def size_pool(
+    share: float, device: torch.device, forward: Callable[[int], int], num_tokens: int, num_seqs: int
+) -> PoolSizing:
+    """Run `forward(count)` once and see what it takes; it returns the bytes of the state of its sequence. `num_tokens`
+    is the token budget, `num_seqs` the most sequences.
+    """
     count = num_tokens if device.type == "cuda" else min(num_tokens, TRIAL_TOKENS_ON_CPU)
-    forward(1)  # what is allocated once is no activation
+    states = forward(1) * num_seqs  # and what is allocated once is no activation
     activations = _peak(device, lambda: forward(count)) * num_tokens // count
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
-        return PoolSizing(total, share, total - free, activations)
+        return PoolSizing(total, share, total - free, activations, states)
     memory = psutil.virtual_memory()
-    return PoolSizing(memory.total, share, memory.total - memory.available, activations)
+    return PoolSizing(memory.total, share, memory.total - memory.available, activations, states)
 
 
 def default_share(device: torch.device) -> float:

@@ -1,8 +1,9 @@
 """What a model can do is tried with a few tokens before the first request comes.
 
-Several sequences side by side: compared with each alone. A prompt in chunks: compared with all of it at once. Models with
-recurrent states go on from them when more than one token comes in transformers 5.24; before, many began anew, without a
-word. A model that cannot go on with a single token cannot be computed here.
+Several sequences side by side are compared with each alone, and a prompt in chunks with the same at once: of the models
+with recurrent states those of transformers 5.24 go on from them when more than one token comes, but for Jamba and Zamba,
+which begin anew without a word, as most did in 5.17. A model that cannot go on with a single token, or keeps the state of
+its sequence elsewhere than in the cache, cannot be computed here.
 """
 
 from __future__ import annotations
@@ -18,11 +19,13 @@ from hfpaged import compat
 from hfpaged.cache import PagedCache
 from hfpaged.engine.model_runner import ModelRunner, Piece
 from hfpaged.errors import OutOfBlocksError, UnsupportedModelError
+from hfpaged.sequence import Sequence
 
-# Tokens of the sequences with which packing is tried, of the chunks in which the first of them is tried again, and how
-# far logits may be from those that they should be.
+# Tokens of the sequences with which packing is tried, of the chunks in which the first of them is tried again, and as
+# it would be generated; and how far logits may be from those that they should be.
 LENGTHS = (5, 3)
 CHUNKS = (3, 2)
+BY_ONE = (4, 1)
 TOLERANCE = 2e-2
 
 
@@ -39,7 +42,12 @@ def try_out(runner: ModelRunner) -> None:
         alone = torch.cat([_in_chunks(runner, prompt, [len(prompt)]) for prompt in prompts])
     _try_chunks(runner, prompts[0], alone[:1])
     with refusing(runner):
-        _in_chunks(runner, prompts[0], [LENGTHS[0] - 1, 1])
+        undisturbed = _in_chunks(runner, prompts[0], BY_ONE)
+        if runner.cache.keeps_state and not _are_close(_in_turns(runner, prompts), undisturbed):
+            raise UnsupportedModelError(
+                f"{_name(runner)} keeps a state of the sequence in its own modules, not in the cache, so that a second "
+                "sequence would go on from it; use generate(past_key_values=PagedCache(model)), one batch at a time"
+            )
         if runner.packs:
             packed = _side_by_side(runner, prompts)
             if runner.packs and not _are_close(packed, alone):
@@ -54,9 +62,8 @@ def refusing(runner: ModelRunner) -> Iterator[None]:
     except (OutOfBlocksError, UnsupportedModelError, torch.OutOfMemoryError):
         raise
     except Exception as error:
-        name = type(compat.transformers_model(runner.model)).__name__
         raise UnsupportedModelError(
-            f"{name} cannot be computed from a sequence of plain tokens, in parts, as a batcher does "
+            f"{_name(runner)} cannot be computed from a sequence of plain tokens, in parts, as a batcher does "
             f"({type(error).__name__}: {error}); use generate(past_key_values=PagedCache(model))"
         ) from error
 
@@ -92,6 +99,15 @@ def _in_chunks(runner: ModelRunner, prompt: Many[int], counts: Many[int]) -> Ten
         return logits
 
 
+def _in_turns(runner: ModelRunner, prompts: Many[Many[int]]) -> Tensor:
+    """The logits [1, vocab] behind the first prompt, when another one comes before its last token."""
+    prompt, other = prompts
+    with _sequences(runner, 2) as (blocks, others):
+        runner.forward([Piece(blocks, 0, prompt[:-1], 1)])
+        runner.forward([Piece(others, 0, other, 1)])
+        return runner.forward([Piece(blocks, len(prompt) - 1, prompt[-1:], 1)])
+
+
 def _side_by_side(runner: ModelRunner, prompts: Many[Many[int]]) -> Tensor:
     """[prompts, vocab]"""
     with _sequences(runner, len(prompts)) as sequences:
@@ -99,7 +115,7 @@ def _side_by_side(runner: ModelRunner, prompts: Many[Many[int]]) -> Tensor:
 
 
 @contextlib.contextmanager
-def _sequences(runner: ModelRunner, count: int) -> Iterator[list]:
+def _sequences(runner: ModelRunner, count: int) -> Iterator[list[Sequence]]:
     pool = runner.cache.pool
     with pool.changing() as manager:
         sequences = [manager.create() for _ in range(count)]
@@ -109,6 +125,10 @@ def _sequences(runner: ModelRunner, count: int) -> Iterator[list]:
         with pool.changing() as manager:
             for sequence in sequences:
                 manager.free(sequence)
+
+
+def _name(runner: ModelRunner) -> str:
+    return type(compat.transformers_model(runner.model)).__name__
 
 
 def _are_close(logits: Tensor, expected: Tensor) -> bool:
