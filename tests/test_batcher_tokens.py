@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hfpaged
-from hfpaged import ContinuousBatcher
+from hfpaged import ContinuousBatcher, RequestTooLongError
 
 LENGTHS = (4, 21, 1, 40, 13, 33)
 NEW = 12
@@ -189,4 +189,25 @@ def test_a_prefix_that_another_request_computes_is_waited_for():
     outputs = batcher.generate([[*common, 5], [*common, 6], [*common, 7]], max_new_tokens=3, do_sample=False)
     assert [output.num_cached_tokens for output in outputs] == [0, 40, 40]
     assert sum(output.metrics.computed_tokens for output in outputs) == 41 + 1 + 1 + 3 * 2
+    checked(batcher)
+
+
+def test_prompts_whose_length_changes_all_positions_are_not_cut():
+    half = 6
+    rope = {
+        "rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 32,
+        "short_factor": [1.0] * half, "long_factor": [4.0] * half, "factor": 8.0,
+    }  # fmt: skip
+    model = tiny_models.make(
+        "phi3", rope_parameters=rope, original_max_position_embeddings=32, max_position_embeddings=256
+    )
+    given_prompts = prompts((20, 50, 90, 33))
+    expected = [alone(model, prompt)[0] for prompt in given_prompts]
+    batcher = ContinuousBatcher(model, num_blocks=200, max_num_batched_tokens=16, max_num_seqs=8, prepack=False)
+    assert batcher.describe()["prompts"] == "whole"
+    with pytest.raises(RequestTooLongError, match="across 32"):
+        batcher.generate(prompts((25,)), max_new_tokens=NEW)
+    for _ in range(2):
+        outputs = batcher.generate(given_prompts, max_new_tokens=NEW, do_sample=False)
+        assert [output.token_ids for output in outputs] == expected
     checked(batcher)

@@ -98,6 +98,12 @@ class Assembly:
                 f"{num_prompt} prompt tokens and {params.max_new_tokens} new ones are {total}, and the model's context "
                 f"is {self.max_model_len}; shorten the prompt, lower max_new_tokens, or set max_model_len="
             )
+        if (edge := self.runner.changes_between(num_prompt, total)) is not None:
+            raise RequestTooLongError(
+                f"{num_prompt} prompt tokens and {params.max_new_tokens} new ones go across {edge}, where this model "
+                f"changes all its rotary positions and what is stored would have to be computed again; end at {edge} "
+                "tokens, or begin behind them"
+            )
         seats = max(params.num_beams, params.num_sequences)
         if seats > self.spec.max_num_seqs:
             raise InvalidConfigError(
@@ -165,6 +171,7 @@ def _assemble(
     assert not isinstance(memory, float)
     runner = ModelRunner(model, PackedCache(model, pool, _pool_spec(spec, memory, spec.num_blocks)))
     try_out(runner)
+    runner.expect_length(_longest(model, spec))
     pool = runner.cache.pool
     pool.reserve_all()
     policy = POLICIES[spec.preemption] if isinstance(spec.preemption, str) else spec.preemption

@@ -66,6 +66,18 @@ class ModelRunner:
         self.why_separate = self._why_separate()
         self.packs = not self.why_separate
 
+    def expect_length(self, longest: int | None) -> None:
+        """Sequences get no longer than that. Where rotary positions change with the length of a prompt (LongRoPE, dynamic
+        NTK), one that is cut would have those of its chunks.
+        """
+        if self._longest is not None and (longest is None or longest > self._longest):
+            self.whole_prompts = True
+
+    def changes_between(self, first: int, last: int) -> int | None:
+        """The length at which all rotary positions change while a sequence grows from `first` to `last` tokens."""
+        is_crossed = self._longest is not None and first <= self._longest < last
+        return self._longest if is_crossed else None
+
     @property
     def can_share(self) -> bool:
         """Whether a sequence can begin with blocks that another has filled."""
