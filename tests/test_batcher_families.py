@@ -26,14 +26,20 @@ SIZES = {"block_size": 4, "num_blocks": 400, "max_num_batched_tokens": 24, "max_
 # What becomes of all others is "packed": several sequences in one forward.
 NO_PLAIN_TOKENS = "cpmant musicgen musicgen_melody xlm"  # a prompt of its own, codebooks, a mask token at the end
 STATE_IN_MODULES = "recurrent_gemma"
-STATES = """axk2 bailing_hybrid bamba deepseek_v32 dots3_note dots3_note_text falcon_h1 glm_moe_dsa granitemoehybrid hy_v4
- inkling2_loop_text inkling2_text inkling_text jamba kimi_linear lara_mini lfm2 lfm2_moe lfm3 minimax_m3_vl_text mllama
- nemotron_h olmo_hybrid qwen3_5 qwen3_5_moe qwen3_5_moe_text qwen3_5_text qwen3_next qwen4_exp qwen4_exp_text zamba zamba2
- zaya"""
-NO_POSITIONS = """bart bigbird_pegasus blenderbot blenderbot-small bloom marian mbart moss_transcribe_diarize mpt mvp pegasus
- plbart prophetnet roformer trocr whisper"""
-DENSE_VIEWS = """axk1 big_bird deepseek_v2 deepseek_v3 diffllama doge falcon git glm4_moe_lite gpt_neo gpt_neox_japanese
- jetmoe llama4 llama4_text longcat_flash megatron-bert minicpm3 moshi rembert sarvam_mla xglm youtu"""
+STATES = """
+    axk2 bailing_hybrid bamba deepseek_v32 dots3_note dots3_note_text falcon_h1 glm_moe_dsa granitemoehybrid hy_v4
+    inkling2_loop_text inkling2_text inkling_text jamba kimi_linear lara_mini lfm2 lfm2_moe lfm3 minimax_m3_vl_text
+    mllama nemotron_h olmo_hybrid qwen3_5 qwen3_5_moe qwen3_5_moe_text qwen3_5_text qwen3_next qwen4_exp
+    qwen4_exp_text zamba zamba2 zaya
+"""
+NO_POSITIONS = """
+    bart bigbird_pegasus blenderbot blenderbot-small bloom marian mbart moss_transcribe_diarize mpt mvp pegasus
+    plbart prophetnet roformer trocr whisper
+"""
+DENSE_VIEWS = """
+    axk1 big_bird deepseek_v2 deepseek_v3 diffllama doge falcon git glm4_moe_lite gpt_neo gpt_neox_japanese jetmoe
+    llama4 llama4_text longcat_flash megatron-bert minicpm3 moshi rembert sarvam_mla xglm youtu
+"""
 ONE_BY_ONE = {*STATES.split(), *NO_POSITIONS.split(), *DENSE_VIEWS.split()}
 REFUSED_HERE = {*NO_PLAIN_TOKENS.split(), *STATE_IN_MODULES.split()}
 WHOLE_PROMPTS = {"jamba", "zamba", "prophetnet"}
