@@ -30,7 +30,7 @@ class Rows:
         self.tokens = RowTokens(pool, publishes)
         self.sequences: list[Sequence] = []
         self.rules: tuple[StreamRule | None, ...] | None = None  # by layer group, of a cache that forgets
-        self.length = 0
+        self.length = self.past_length = 0
         self.kept: Bools | None = None  # [batch, length], False for padding; None: there is none
         self.plan: StepPlan | None = None
         self.steps: list[Step] = []  # by layer group; empty between a change of rows and the next step
@@ -39,7 +39,6 @@ class Rows:
         self.records_past = False  # blocks that left a window stay until the next crop
         self.in_forward = False  # whether a forward has begun that has not ended; known of patched models only
         self._has_just_begun = False  # whether that forward is the one in which the rows began with known tokens
-        self.past_length = 0
         self.late_padding = False  # whether the step has padding behind a token of its row
         self.seen: dict[int, int] = {}  # positions by layer, for layers that have seen any
         self.graphs: set[int] = set()  # layers with stored keys that needed gradients
@@ -91,8 +90,7 @@ class Rows:
     def expect(self, plan: StepPlan | None) -> None:
         """A forward begins: the step before it is over, and can no longer be rolled back."""
         self._has_just_begun = self._has_just_begun and self.in_forward
-        if self.residuals.are_due:  # of a forward that nobody announced: an unpatched model's
-            self._settle()
+        self._settle_if_due(self.residuals.are_due)  # of a forward that nobody announced: an unpatched model's
         self.plan, self.steps, self.in_forward = plan, [], True
 
     def rollback(self) -> None:
@@ -114,8 +112,7 @@ class Rows:
     def complete(self) -> None:
         """The forward is over: what it filled is published, what left a window goes back."""
         self.tokens.step_completed()
-        if self.tokens.is_due or self.residuals.are_due:
-            self._settle()
+        self._settle_if_due(self.tokens.is_due or self.residuals.are_due)
         self.release_left()
 
     def release_left(self, *, recorded: bool = False) -> None:
@@ -132,7 +129,7 @@ class Rows:
         length = min(length, self.length)
         for sequence, stored in zip(self.sequences, tokens_among(self.kept, self.batch, length), strict=True):
             self.pool.manager.check_trim(sequence, stored)
-        self._settle()
+        self._settle_if_due()
         self.seen = {layer: min(seen, length) for layer, seen in self.seen.items()}
         self._cut(length)
 
@@ -185,9 +182,10 @@ class Rows:
         if not self.in_forward:
             self.tokens.settle(manager, self.sequences, merge=False)
 
-    def _settle(self) -> None:
-        with self.pool.changing() as manager:
-            self._publish(manager)
+    def _settle_if_due(self, is_due: bool = True) -> None:
+        if is_due:
+            with self.pool.changing() as manager:
+                self._publish(manager)
 
     def _publish(self, manager: BlockManager) -> None:
         """All steps are over: what they filled lies in its blocks, and others can find it."""
