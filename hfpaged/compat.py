@@ -25,6 +25,8 @@ from transformers.utils import output_capturing
 from hfpaged.errors import UnsupportedModelError
 
 ATTENTION_NAME = "hfpaged"
+# Functions of transformers that do nothing while a CUDA graph is recorded, and wait for the device else.
+LEFT_OUT_OF_GRAPHS = frozenset({"warn_if_padding_and_no_attention_mask"})
 WRAP = (
     "an encoder-decoder keeps two caches: pass "
     "EncoderDecoderCache(PagedCache(config=config), DynamicCache(config=config)) "

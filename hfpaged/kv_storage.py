@@ -141,6 +141,11 @@ class KVStorage:
         """Bytes that one more residual takes in all stores that exist by now."""
         return sum(store.residual_bytes for store in self._stores.values())
 
+    @property
+    def addresses(self) -> list[int]:
+        """Where the blocks of all layers begin in memory. They move when a store grows."""
+        return [store.contents(part).data_ptr() for store in list(self._stores.values()) for part in ("key", "value")]
+
     def store(self, place: int, key: Tensor, value: Tensor, layer: int) -> LayerStore:
         """The store for `layer`, at `place` of its group, whose first keys and values are these. Raises
         InvalidConfigError where the KV format cannot hold them.

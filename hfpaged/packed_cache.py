@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence as Many
+from contextlib import AbstractContextManager
 from typing import Any
 
 from torch import nn
@@ -18,6 +19,7 @@ from hfpaged.pageable import windows_of
 from hfpaged.paged_layer import PagedLayer
 from hfpaged.row_cache import RowCache, own_part
 from hfpaged.sequence import Sequence
+from hfpaged.step import Step
 
 
 class PackedCache(RowCache):
@@ -70,8 +72,7 @@ class PackedCache(RowCache):
     def undo(self, lengths: Many[int]) -> None:
         """The forward failed: the sequences of the step go back to so many tokens each, those with a state to none."""
         self._use(self._fresh)
-        for index in list(self._rows.copies.unmade_in):
-            self.layers[index].make_copies()  # a copied block must be whole in every layer, whatever the step did
+        self.make_copies()  # a copied block must be whole in every layer, whatever the step did
         self._rows.undo_packed(lengths)
 
     def take_back(self, sequences: Many[Sequence], lengths: Many[int]) -> None:
@@ -82,6 +83,25 @@ class PackedCache(RowCache):
             for sequence, length in zip(sequences, lengths, strict=True):
                 can = sequence.state is None and self.pool.residuals is None
                 manager.trim(sequence, length if can else 0)
+
+    @property
+    def steps(self) -> list[Step]:
+        """Of the step under way, one for each layer group, on the host."""
+        return self._rows.steps
+
+    @property
+    def length(self) -> int:
+        """How many positions the model is told of in the step under way."""
+        return self._rows.length
+
+    def static(self, steps: list[Step], length: int) -> AbstractContextManager[None]:
+        """Around one forward that reads these steps, whatever step is under way; see `PackedRows.static`."""
+        return self._rows.static(steps, length)
+
+    def make_copies(self) -> None:
+        """Make the copies-on-write of the step under way in all layers that have not made them."""
+        for index in list(self._rows.copies.unmade_in):
+            self.layers[index].make_copies()
 
     def _states_of(self, sequence: Sequence) -> LayerStates:
         if sequence.state is None:

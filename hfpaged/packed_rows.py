@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from collections.abc import Sequence as Many
+from contextlib import contextmanager
 
 from hfpaged.block_manager import BlockManager
 from hfpaged.errors import CacheMismatchError, PackedForwardError
@@ -11,6 +13,7 @@ from hfpaged.packed_step import build_packed_step, with_parts
 from hfpaged.rows import Rows
 from hfpaged.sequence import Sequence
 from hfpaged.step import Step
+from hfpaged.step_copies import StepCopies
 
 
 class PackedRows(Rows):
@@ -19,11 +22,12 @@ class PackedRows(Rows):
     def __init__(self, pool: KVPool) -> None:
         super().__init__(pool, publishes=False)
         self._num_tokens = 0
+        self._is_static = False
 
     @property
     def is_packed(self) -> bool:  # type: ignore[override]
-        """Whether the one row is more than one sequence, so that no dense view can be made of it."""
-        return len(self.sequences) > 1
+        """Whether the one row is more than one sequence, so that no dense view can be made of it; or may be."""
+        return len(self.sequences) > 1 or self._is_static
 
     def begin_packed(self, manager: BlockManager, growth: Many[tuple[Sequence, int]]) -> None:
         """Let each sequence grow by its number of tokens, those with one first; the forward stores just these.
@@ -42,6 +46,23 @@ class PackedRows(Rows):
         self.past_length = self.length - self._num_tokens
         self.seen = {}
         self.steps = [self._packed_step(group, counts) for group in range(len(self.pool.groups))]
+
+    @contextmanager
+    def static(self, steps: list[Step], length: int) -> Iterator[None]:
+        """One forward reads and writes by `steps`, one for each layer group, whatever step is under way.
+
+        It sees nothing of this one, so that it can be recorded: no sequences, no copies to be made, and `length` for
+        the longest sequence, which none that the record is used for may exceed.
+        """
+        told = (self.steps, self.sequences, self.length, self.past_length, self.seen, self._num_tokens, self.copies)
+        self.steps, self.sequences, self.seen, self._is_static = steps, [], {}, True
+        self._num_tokens, self.copies = steps[0].num_seqs, StepCopies(self.pool)
+        self.length, self.past_length = length, length - self._num_tokens
+        try:
+            yield
+        finally:
+            self.steps, self.sequences, self.length, self.past_length, self.seen, self._num_tokens, self.copies = told
+            self._is_static = False
 
     def join(self, layer: int, batch: int, query_length: int) -> None:
         """Layer `layer` brings keys for the tokens of the step. Raises CacheMismatchError for others."""

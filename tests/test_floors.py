@@ -21,7 +21,7 @@ FLOORS = {
     " prefix_index match_end token_chain sequence block_manager prefix_cache prefix_tree prefill_plan piece_kind"
     " prefix_report explain stream_rule residuals",
     1: "kv_format filling part_store kv_storage pool_size kv_pool content fingerprint shared_runs step step_copies"
-    " step_residuals padding row_tokens rows packed_step packed_rows stored_steps"
+    " step_residuals padding row_tokens rows packed_step packed_rows static_step stored_steps"
     " step_plan admission tensor_file kv_scales prefix_manifest"
     " prefix_saving prefix_loading onednn_weight",
     2: "adapters compat compat_beams compat_generation layer_states layer_step new_blocks"

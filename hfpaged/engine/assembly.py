@@ -14,6 +14,7 @@ from hfpaged import compat
 from hfpaged.cache_pool import PoolSpec
 from hfpaged.config import format_bytes
 from hfpaged.engine.core import Engine
+from hfpaged.engine.graph_support import make_graphs
 from hfpaged.engine.model_runner import ModelRunner, Piece
 from hfpaged.engine.pacing import Pace
 from hfpaged.engine.params import RequestParams
@@ -54,6 +55,7 @@ class EngineSpec:
     max_step_stretch: float | None
     prefix_sharing: bool
     prepack: bool | None
+    cuda_graphs: bool | None
 
     def __post_init__(self) -> None:
         if self.max_num_seqs < 1 or self.max_num_batched_tokens < self.max_num_seqs:
@@ -136,6 +138,7 @@ class Assembly:
             "max_num_batched_tokens": limits.max_num_batched_tokens,
             "max_model_len": self.max_model_len,
             "forward": "packed" if self.runner.packs else f"one by one ({self.runner.why_separate})",
+            "graphs": "off" if self.runner.graphs is None else self.runner.graphs.describe(),
             "prefix_sharing": self.engine.shares_prefixes,
             "prompts": "whole" if self.runner.whole_prompts else "in chunks",
             "sizing": "given" if self.sizing is None else str(self.sizing),
@@ -174,6 +177,7 @@ def _assemble(
     runner.expect_length(_longest(model, spec))
     pool = runner.cache.pool
     pool.reserve_all()
+    runner.graphs = make_graphs(runner, spec.cuda_graphs, spec.max_num_seqs, _longest(model, spec))
     policy = POLICIES[spec.preemption] if isinstance(spec.preemption, str) else spec.preemption
     limits = Limits(spec.max_num_seqs, spec.max_num_batched_tokens, spec.watermark, runner.whole_prompts)
     scheduler = Scheduler(

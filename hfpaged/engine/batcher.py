@@ -55,10 +55,13 @@ class ContinuousBatcher:
             without any; None: always as many tokens as max_num_batched_tokens allows.
         prefix_sharing: find known prefixes, and let others find what is computed.
         prepack: reorder the weights of linear layers for the CPU; default: where it can be done and gains.
+        cuda_graphs: compute decode steps as CUDA graphs, which spares their launches. Default: where it can be done,
+            each kind of step from its first one on; True: all sizes are recorded now, and it is an error where that
+            cannot be.
         hooks: functions that are told of each event (hfpaged.engine.events).
 
     Raises:
-        InvalidConfigError: sizes that cannot work, a model in training mode.
+        InvalidConfigError: sizes that cannot work, a model in training mode, graphs that cannot be.
         UnsupportedModelError: encoder-decoder models, and others that cannot be computed from plain tokens with what a
             cache keeps of each sequence.
     """
@@ -83,13 +86,14 @@ class ContinuousBatcher:
         max_step_stretch: float | None = DEFAULT_STRETCH,
         prefix_sharing: bool = True,
         prepack: bool | None = None,
+        cuda_graphs: bool | None = None,
         hooks: tuple[Hook, ...] = (),
     ) -> None:
         self.tokenizer = tokenizer
         self._model = compat.transformers_model(model)
         spec = EngineSpec(
             memory, num_blocks, block_size, kv_dtype, kv_scales, max_num_seqs, max_num_batched_tokens, max_model_len,
-            policy, preemption, watermark, max_step_stretch, prefix_sharing, prepack,
+            policy, preemption, watermark, max_step_stretch, prefix_sharing, prepack, cuda_graphs,
         )  # fmt: skip
         self._parts = assemble(model, tokenizer, pool, spec)
         self.loop = EngineLoop(self._parts.engine)

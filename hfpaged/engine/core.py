@@ -113,6 +113,7 @@ class Engine:
         """By what the tokens of new requests are found: the weights may have changed since the last ones came."""
         roots: dict[str | None, Root] = {}
         arrived, self._rootless = self._rootless, []
+        self._runner.check_model(is_due=bool(arrived))
         for request in arrived if self.shares_prefixes else ():
             if request.salt not in roots:
                 keys = root_keys(self._model, request.salt)

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from hfpaged import compat
+from hfpaged.engine.decode_graphs import DecodeGraphs
 from hfpaged.engine.schedule import Scheduled
 from hfpaged.errors import InvalidConfigError, PackedForwardError
 from hfpaged.packed_cache import PackedCache
@@ -53,6 +54,7 @@ class ModelRunner:
 
     def __init__(self, model: nn.Module, cache: PackedCache) -> None:
         self.model, self.cache = model, cache
+        self.graphs: DecodeGraphs | None = None
         self.seconds = 0.0  # in forwards of the model, all together
         self._config = compat.transformers_model(model).config
         if model.training:
@@ -106,6 +108,11 @@ class ModelRunner:
                 self.stop_packing(error.reason)
         return self._one_by_one(pieces) if len(pieces) > 1 else self._packed(pieces)
 
+    def check_model(self, is_due: bool) -> None:
+        """It is due when new requests have come: the model may have been changed before."""
+        if is_due and self.graphs is not None:
+            self.graphs.check_model()
+
     def stop_packing(self, reason: str) -> None:
         """From now on one sequence at a time."""
         self.packs, self.why_separate = False, reason
@@ -140,12 +147,24 @@ class ModelRunner:
         lengths = [piece.blocks.length for piece in pieces]
         self.cache.begin([(piece.blocks, len(piece.token_ids)) for piece in pieces])
         try:
-            logits = self._logits(self._inputs(pieces), pieces)
+            logits = self._recorded(pieces)
+            if logits is None:
+                logits = self._logits(self._inputs(pieces), pieces)
         except BaseException:  # Ctrl-C too
             self.cache.undo(lengths)
             raise
         self.cache.end()
         return logits
+
+    def _recorded(self, pieces: Many[Piece]) -> Tensor | None:
+        """[wanted, vocab] of a step that a graph computes; None for others."""
+        if self.graphs is None or not self.packs or any(len(piece.token_ids) != 1 for piece in pieces):
+            return None
+        began = time.perf_counter()
+        logits = self.graphs.logits([piece.token_ids[0] for piece in pieces], [piece.start for piece in pieces])
+        self.seconds += time.perf_counter() - began
+        wanted = [row for row, piece in enumerate(pieces) if piece.logits]
+        return logits if logits is None or len(wanted) == len(pieces) else logits[wanted]
 
     def _inputs(self, pieces: Many[Piece]) -> dict[str, Any]:
         if all(len(piece.token_ids) == 1 for piece in pieces):  # a step that only decodes: no arrays of one number

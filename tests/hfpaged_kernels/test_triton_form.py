@@ -121,3 +121,43 @@ def test_a_prefix_is_shared_where_that_saves_much_reading(
     prefix = triton_launch.shared_prefix(query, cache, cache, shared_blocks, window, 132)
     assert prefix.length == length
     assert prefix.splits <= triton_launch.MAX_SPLITS // 2
+
+
+class _Launches:
+    """Stands for a kernel: what it would be launched with, without the tensors, whose contents a graph reads anew."""
+
+    def __init__(self, name: str, launches: list[Any]) -> None:
+        self._name, self._launches = name, launches
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        def launch(*args: Any, **kwargs: Any) -> None:
+            given = [*enumerate(args), *sorted(kwargs.items())]
+            fixed = [
+                (key, (tuple(value.shape), value.stride()) if isinstance(value, torch.Tensor) else value)
+                for key, value in given
+            ]
+            self._launches.append((self._name, grid, fixed))
+
+        return launch
+
+
+@pytest.mark.parametrize("window", [None, 9])
+def test_what_a_decode_is_launched_with_depends_on_shapes_and_not_on_what_tensors_hold(
+    window: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A recorded launch keeps its numbers: those that differ between two steps of one key would be wrong in silence."""
+    found: list[list[Any]] = []
+    monkeypatch.setattr(triton_launch, "num_processors", lambda device: 132)
+    for lengths in ([1, 0, 0, 0], [4000, 17, 4096, 1], [5, 0, 4096, 0]):
+        launches: list[Any] = []
+        for name in ("decode_kernel", "merge_kernel", "write_kv_kernel", "shared_kernel"):
+            monkeypatch.setattr(triton_form, name, _Launches(name, launches))
+        caches = torch.zeros(2, 8, 2, 16, 64)
+        tables = torch.randint(8, (4, 256), dtype=torch.int32)
+        contexts = torch.tensor(lengths, dtype=torch.int32)
+        triton_form.write_kv(torch.zeros(4, 2, 64), torch.zeros(4, 2, 64), *caches, torch.tensor(lengths) - 1)
+        triton_form.decode(torch.zeros(4, 8, 64), *caches, tables, contexts, scale=0.1, window=window)
+        found.append(launches)
+    assert found[0] == found[1] == found[2]
+    names = [name for name, _, _ in found[0]]
+    assert names == ["write_kv_kernel", "decode_kernel", *(["merge_kernel"] if window is None else [])]
