@@ -72,6 +72,10 @@ class BatcherClosedError(HfpagedError, RuntimeError):
     """A request for an engine that is closed or not running."""
 
 
+class NestedStepError(HfpagedError, RuntimeError):
+    """A batcher was told to step inside of one of its own steps."""
+
+
 class UnsupportedModelError(HfpagedError, ValueError):
     """A model whose cache cannot be paged, with the way that works instead."""
 

@@ -31,8 +31,8 @@ class Admitter:
         return Match() if root is None or group.request.wants_prompt_logits else self._longest(root, seq)
 
     def awaited(self, group: SequenceGroup, match: Match) -> SequenceGroup | None:
-        """Who is computing, right now, a longer prefix of this group than is known."""
-        if group.request.root is None or not len(self.promises):
+        """Who is computing, right now, a longer prefix of this group than is known, and of use to it."""
+        if group.request.root is None or group.request.wants_prompt_logits or not len(self.promises):
             return None
         known = match.length(self._manager.block_size)
         return self.promises.blocked_by(group.request.root.digest, group.sequences[0].tokens[:-1], known)

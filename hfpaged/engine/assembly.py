@@ -173,7 +173,7 @@ def _assemble(
     memory = spec.memory if sizing is None else sizing.pool
     assert not isinstance(memory, float)
     runner = ModelRunner(model, PackedCache(model, pool, _pool_spec(spec, memory, spec.num_blocks)))
-    try_out(runner)
+    try_out(runner, ModelRunner(model, PackedCache(model, None, _pool_spec(spec, None, num_blocks=10**6))))
     runner.expect_length(_longest(model, spec))
     pool = runner.cache.pool
     pool.reserve_all()

@@ -111,7 +111,7 @@ class ContinuousBatcher:
     @property
     def hooks(self) -> list[Hook]:
         """Functions that are told of each event."""
-        return self._parts.engine.hooks
+        return self._parts.engine.tells.hooks
 
     @property
     def has_work(self) -> bool:

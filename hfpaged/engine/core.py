@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Iterable
 from typing import Any
@@ -13,52 +12,47 @@ from hfpaged.engine import events
 from hfpaged.engine.model_runner import ModelRunner, piece_of
 from hfpaged.engine.outputs import FinishReason
 from hfpaged.engine.pacing import Pace
-from hfpaged.engine.request import Request, SequenceGroup
+from hfpaged.engine.request import Request, SequenceGroup, SequenceState
 from hfpaged.engine.schedule import Schedule
 from hfpaged.engine.scheduler import Scheduler
 from hfpaged.engine.sequence_maker import SequenceMaker
+from hfpaged.engine.teller import Teller
 from hfpaged.engine.token_step import TokenStep, wanted_logits
 from hfpaged.errors import OutOfBlocksError
 from hfpaged.kv_pool import KVPool
 from hfpaged.prefix_block import Root
 from hfpaged.prefix_sharing import root_keys
 
-logger = logging.getLogger("hfpaged")
-
 
 class Engine:
-    """`hooks` are told of all that happens, in order."""
+    """`tells` hooks of all that happens."""
 
     def __init__(
         self, model: PreTrainedModel, runner: ModelRunner, scheduler: Scheduler, maker: SequenceMaker, pace: Pace,
         *, shares_prefixes: bool,
     ) -> None:  # fmt: skip
         self.pool: KVPool = runner.cache.pool
-        self.hooks: list[events.Hook] = []
+        self.tells = Teller()
         self.num_steps = 0
         self.step_began: float | None = None  # of the one under way, for who watches over it
         self._model, self._runner, self._scheduler = model, runner, scheduler
         self.shares_prefixes = shares_prefixes
         self._maker, self._pace = maker, pace
         self._rootless: list[Request] = []  # arrived since the last step
-        self._ended: dict[Request, None] = {}  # since the last step
+        self._moved: dict[Request, None] = {}  # got tokens or ended since the last step
+        self._under_way: tuple[Schedule, TokenStep] | None = None
 
     @property
     def has_work(self) -> bool:
         """Whether a step would do anything."""
-        return self._scheduler.has_work or bool(self._ended)
+        return self._scheduler.has_work or bool(self._moved)
 
     def add(self, request: Request) -> None:
         """A request begins to wait."""
-        self.emit(
-            events.Arrived(
-                request_id=request.request_id, tenant=request.tenant, time=request.arrival_time,
-                prompt_tokens=request.num_prompt_tokens, priority=request.priority,
-            )
-        )  # fmt: skip
         self._rootless.append(request)
         for group in request.groups:
             self._scheduler.add(group)
+        self.tells.arrived(request)
 
     def abort(self, request: Request) -> None:
         """Give a request up; its blocks go back now."""
@@ -69,15 +63,16 @@ class Engine:
         began = self.step_began = time.perf_counter()
         self.num_steps += 1
         try:
+            self._complete()  # Ctrl-C may have ended the last step in the middle
             schedule = self._schedule()
             tokens = TokenStep(self.pool, self._scheduler, self._maker)
+            self._under_way = schedule, tokens
             forward = self._runner.seconds
             self._compute(schedule, tokens)
             forward = self._runner.seconds - forward
-            self._finish(tokens)
-            moved = sorted({**tokens.moved, **self._ended}, key=lambda request: request.number)
-            self._ended = {}
+            self._complete()
             self._report(schedule, time.perf_counter() - began, forward, tokens.seconds)
+            moved, self._moved = sorted(self._moved, key=lambda request: request.number), {}
             return moved
         finally:
             self.step_began = None
@@ -90,7 +85,7 @@ class Engine:
         with self.pool.changing():
             schedule = self._scheduler.schedule(self._pace.budget(decoding))
         for group, lost in schedule.preempted:
-            self.emit(events.Preempted(request_id=group.request.request_id, tenant=group.request.tenant, lost=lost))
+            self.tells.preempted(group.request, lost)
         for group, found in schedule.admitted:
             self._tell_admitted(group, found)
         if schedule.stuck is not None:
@@ -127,10 +122,10 @@ class Engine:
         if not again:
             request.admitted_time, request.num_cached_tokens = now, found
         names: dict[str, Any] = {"request_id": request.request_id, "tenant": request.tenant}
-        self.emit(events.Admitted(**names, time=now, queue_time=now - group.queued_at, again=again))
+        self.tells.emit(events.Admitted(**names, time=now, queue_time=now - group.queued_at, again=again))
         if found:
             asked = len(group.sequences[0].tokens)
-            self.emit(
+            self.tells.emit(
                 events.PrefixHit(**names, time=now, hit=found, queried=asked, waited_for=group.waited_for)
             )  # fmt: skip
         with self.pool.changing():
@@ -154,26 +149,30 @@ class Engine:
             return
         except Exception as error:  # fails these requests, and nobody else
             self._fail(dict.fromkeys(work.group.request for work in schedule.work), error)
-        except BaseException:  # Ctrl-C: what was stored and not sampled from is computed again
-            with self.pool.changing():
-                self._scheduler.take_back(schedule.work)
-            raise
+
+    def _complete(self) -> None:
+        """The end of a step, however it went. What was stored and not sampled is computed again."""
+        if self._under_way is None:
+            return
+        schedule, tokens = self._under_way
+        self._finish(tokens)
+        if schedule.work and not tokens.is_done:
+            starts = {work.seq: work.start for work in schedule.work}
+            for group in [group for group in self._scheduler.running if _is_half_done(group, starts)]:
+                self.tells.preempted(group.request, group.num_computed)
+                with self.pool.changing():
+                    self._scheduler.preempt(group)
+        self._under_way = None
 
     def _finish(self, tokens: TokenStep) -> None:
         """After sampling: what failed or came to its end gives its blocks back."""
+        self._moved |= tokens.moved
         for request, error in tokens.failed.items():
             self._fail([request], error)
-        now = events.now()
         for request in tokens.moved:
-            if request.first_token_time is None and not request.is_finished:
-                request.first_token_time = now
-                self.emit(
-                    events.FirstToken(
-                        request_id=request.request_id, tenant=request.tenant, time=now,
-                        time_to_first_token=now - request.arrival_time,
-                    )
-                )  # fmt: skip
-            self._release_ended(request)
+            if not request.is_finished:
+                self.tells.first_token(request)
+                self._release_ended(request)
 
     def _release_ended(self, request: Request) -> None:
         """The groups of a request that have nothing left to do."""
@@ -198,13 +197,14 @@ class Engine:
         if request.is_finished:
             return
         with self.pool.changing():
+            request.count_blocks()
             for group in request.groups:
                 self._scheduler.remove(group)
         request.groups, request.is_finished, request.finished_time = [], True, events.now()
         for seq in request.sequences:
             seq.finish_reason = seq.finish_reason or reason
-        self._ended[request] = None
-        self.emit(_final_event(request, reason))
+        self._moved[request] = None
+        self.tells.ended(request, reason)
 
     def _no_room(self, group: SequenceGroup) -> OutOfBlocksError:
         free = self.pool.num_free
@@ -213,9 +213,9 @@ class Engine:
 
     def _report(self, schedule: Schedule, seconds: float, forward: float, sampling: float) -> None:
         self._pace.told(schedule.num_decodes, schedule.num_prefill_tokens, seconds)
-        if self.hooks:
+        if self.tells.hooks:
             blocks = self.pool.blocks
-            self.emit(
+            self.tells.emit(
                 events.StepFinished(
                     number=self.num_steps, num_sequences=len(schedule.work), num_tokens=schedule.num_tokens,
                     num_prefill_tokens=schedule.num_prefill_tokens, num_waiting=len(self._scheduler.waiting),
@@ -225,14 +225,6 @@ class Engine:
                 )
             )  # fmt: skip
 
-    def emit(self, event: events.Event) -> None:
-        """Tell all hooks."""
-        for hook in self.hooks:
-            try:
-                hook(event)
-            except Exception:  # who only watches must not stop the work
-                logger.exception("a hook raised on %s", type(event).__name__)
-
 
 def _has_ended(group: SequenceGroup) -> bool:
     if group.beams is not None:
@@ -240,14 +232,6 @@ def _has_ended(group: SequenceGroup) -> bool:
     return all(seq.finish_reason is not None for seq in group.sequences)
 
 
-def _final_event(request: Request, reason: FinishReason | None) -> events.RequestEvent:
-    names: dict[str, Any] = {"request_id": request.request_id, "tenant": request.tenant}
-    if reason == "error":
-        assert request.error is not None
-        return events.Failed(**names, error=request.error, metrics=request.metrics)
-    tokens = sum(seq.num_new for seq in request.sequences)
-    if reason == "abort":
-        return events.Aborted(**names, output_tokens=tokens, metrics=request.metrics)
-    first = request.sequences[0].finish_reason
-    assert first is not None
-    return events.Finished(**names, finish_reason=first, output_tokens=tokens, metrics=request.metrics)
+def _is_half_done(group: SequenceGroup, starts: dict[SequenceState, int]) -> bool:
+    """Whether a step that was to compute tokens from `starts` on stored some, and did not come to what follows."""
+    return any(seq.num_left < 1 or seq.num_computed > starts.get(seq, seq.num_computed) for seq in group.sequences)

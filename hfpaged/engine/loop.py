@@ -13,7 +13,7 @@ from hfpaged.engine.delivery import Listener, Mailbox
 from hfpaged.engine.outputs import RequestOutput
 from hfpaged.engine.request import Request
 from hfpaged.engine.results import output_of
-from hfpaged.errors import InvalidConfigError
+from hfpaged.errors import InvalidConfigError, NestedStepError
 
 logger = logging.getLogger("hfpaged")
 
@@ -26,6 +26,8 @@ class EngineLoop:
         self._lock = threading.Lock()  # whoever holds it makes the step
         self._driver = threading.Lock()  # of who makes steps until the outputs that he waits for have come
         self._inbox: deque[tuple[Callable[[Request], None], Request]] = deque()
+        self._outputs: list[RequestOutput] = []  # not given back yet, as Ctrl-C came between
+        self._stepper: int | None = None  # the thread that makes the step under way
         self._came = threading.Event()  # something was put into the inbox
         self._requests: dict[str, Request] = {}  # those whose end has not been delivered
         self._listeners: dict[str, Listener] = {}
@@ -33,7 +35,7 @@ class EngineLoop:
     @property
     def has_work(self) -> bool:
         """Whether a step would do anything."""
-        return bool(self._inbox) or self.engine.has_work
+        return bool(self._inbox or self._outputs) or self.engine.has_work
 
     def add(self, request: Request, listener: Listener | None, *, only_end: bool = False) -> None:
         """Let a request wait for the next step; its listener is given all outputs, or `only_end` the last one.
@@ -53,6 +55,7 @@ class EngineLoop:
     def abort(self, request_id: str, now: bool = True) -> bool:
         """Give a request up, at any moment and from any thread; whether it was still there. Its blocks go back now, or
         at the end of the step that is under way, and its record comes with the next step, with finish_reason "abort".
+        Not `now`: all of that comes with the next step, and no lock is taken.
         """
         request = self._requests.get(request_id)
         if request is None or request.is_finished:
@@ -60,21 +63,27 @@ class EngineLoop:
         self._inbox.append((self.engine.abort, request))
         if now:
             self._settle()
-        self._came.set()
+            self._came.set()
         return True
 
     def step(self) -> list[RequestOutput]:
-        """One step; the records of the requests that got tokens or came to their end since the last one."""
+        """One step; the records of the requests that got tokens or came to their end since the last one.
+
+        Raises NestedStepError in a hook or a listener, which a step has called. Ctrl-C in one of these is raised when
+        all others have been told; the records come with the next step then.
+        """
         return self._step(lambda request: True)
 
     def _step(self, is_wanted: Callable[[Request], bool]) -> list[RequestOutput]:
         """A step, with the records that are wanted of it."""
+        self._check_not_inside()
         with self._lock:
-            self._read_inbox()
-            moved = self.engine.step() if self.engine.has_work else []
-            outputs = [output_of(request) for request in moved if is_wanted(request)]
-            for output in outputs:  # under the lock, so that each listener gets them in order
-                self._deliver(output)
+            self._stepper = threading.get_ident()
+            try:
+                self._make_step(is_wanted)
+            finally:
+                self._stepper = None
+            outputs, self._outputs = self._outputs, []
         self._settle()
         return outputs
 
@@ -102,6 +111,7 @@ class EngineLoop:
 
     def next_output(self, mailbox: Mailbox) -> RequestOutput:
         """The next output for somebody who waits: he makes the steps himself unless another thread does."""
+        self._check_not_inside()
         while (output := mailbox.take()) is None:
             if not self._driver.acquire(blocking=False):
                 mailbox.wait(0.02)
@@ -111,6 +121,23 @@ class EngineLoop:
             finally:
                 self._driver.release()
         return output
+
+    def _make_step(self, is_wanted: Callable[[Request], bool]) -> None:
+        self._read_inbox()
+        moved = self.engine.step() if self.engine.has_work else []
+        outputs = [output_of(request) for request in moved if is_wanted(request)]
+        self._outputs += outputs
+        for output in outputs:  # under the lock, so that each listener gets them in order
+            self._deliver(output)
+        self.engine.tells.raise_interrupt()
+
+    def _check_not_inside(self) -> None:
+        """Waiting for the step that one is in would take for ever."""
+        if self._stepper == threading.get_ident():
+            raise NestedStepError(
+                "a hook or a listener runs inside of a step, and no other step can be made there; add or abort "
+                "requests, and leave the steps to whoever makes this one"
+            )
 
     def _read_inbox(self) -> None:
         while self._inbox:
@@ -135,6 +162,8 @@ class EngineLoop:
                 listener(output)
             except Exception:
                 logger.exception("the listener of request %s raised", output.request_id)
+            except BaseException as interrupt:
+                self.engine.tells.interrupt = interrupt
 
 
 def _is_awaited(request: Request) -> bool:

@@ -111,8 +111,9 @@ class RequestOutput:
 
     @property
     def finish_reason(self) -> FinishReason | None:
-        """Of the first sequence; None while it is running."""
-        return self.sequences[0].finish_reason
+        """Of the first sequence, None while it is running; "error" or "abort" where any of its sequences ended so."""
+        reasons = [seq.finish_reason for seq in self.sequences]
+        return "error" if "error" in reasons else "abort" if "abort" in reasons else reasons[0]
 
     @property
     def logprobs(self) -> tuple[PositionLogprobs, ...] | None:

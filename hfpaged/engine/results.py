@@ -24,7 +24,8 @@ def output_of(request: Request) -> RequestOutput:
 def _shown(request: Request) -> list[SequenceState]:
     """All sequences; once all have come to their end, the best ones of best_of, best first."""
     wanted = request.params.n
-    if not request.is_finished or len(request.sequences) <= wanted or request.error is not None:
+    has_come_to_its_end = all(seq.finish_reason in ("stop", "length") for seq in request.sequences)
+    if len(request.sequences) <= wanted or not has_come_to_its_end:
         return request.sequences
     return sorted(request.sequences, key=_mean_logprob, reverse=True)[:wanted]
 

@@ -89,9 +89,16 @@ class RunningEngine:
         def tell(output: RequestOutput) -> None:
             loop.call_soon_threadsafe(queue.put_nowait, output)
 
-        request_id = await asyncio.to_thread(
-            self.batcher.add_request, prompt, generation_config, listener=tell, **settings
+        adding = asyncio.ensure_future(
+            asyncio.to_thread(self.batcher.add_request, prompt, generation_config, listener=tell, **settings)
         )
+        try:
+            request_id = await asyncio.shield(adding)
+        except asyncio.CancelledError:
+            adding.add_done_callback(self._give_up)
+            raise
+        if not self.is_alive:  # it has stopped meanwhile, and nobody else would end this request
+            await asyncio.to_thread(self._loop.abort_all)
         try:
             while True:
                 output = await queue.get()
@@ -100,6 +107,11 @@ class RunningEngine:
                     return
         finally:
             self._loop.abort(request_id)
+
+    def _give_up(self, adding: asyncio.Future[str]) -> None:
+        """Its client was gone before the request was there."""
+        if not adding.cancelled() and adding.exception() is None:
+            self._loop.abort(adding.result())
 
     def _run(self) -> None:
         with self._loop.driving():

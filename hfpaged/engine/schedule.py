@@ -22,6 +22,7 @@ class Scheduled(NamedTuple):
 class Schedule:
     """What a step computes, decodes first, and what was decided on the way.
 
+    num_decodes, num_prefill_tokens   how many works are decodes, and how many tokens the others have
     admitted   groups that begin, with the tokens that were found of each
     preempted  groups that lost their blocks, with the tokens that were in them
     stuck      a group that finds no blocks although no other group holds any
@@ -29,6 +30,7 @@ class Schedule:
 
     work: list[Scheduled] = field(default_factory=list)
     num_decodes: int = 0
+    num_prefill_tokens: int = 0
     admitted: list[tuple[SequenceGroup, int]] = field(default_factory=list)
     preempted: list[tuple[SequenceGroup, int]] = field(default_factory=list)
     stuck: SequenceGroup | None = None
@@ -36,10 +38,6 @@ class Schedule:
     @property
     def num_tokens(self) -> int:
         return sum(work.count for work in self.work)
-
-    @property
-    def num_prefill_tokens(self) -> int:
-        return sum(work.count for work in self.work[self.num_decodes :])
 
     def drop_drafts(self) -> bool:
         """Verify nothing in this step; whether there was something."""
@@ -51,11 +49,13 @@ class Schedule:
         return had_some
 
     def drop_last_prefill(self) -> bool:
-        """Leave the last prompt out of this step; whether anything is left to be computed then."""
-        if len(self.work) < 2 or len(self.work) == self.num_decodes:
+        """Leave the last prompt out of this step, unless nothing would be left to be computed then."""
+        if len(self.work) == self.num_decodes:
             return False
-        self.work.pop()
-        return True
+        last = self.work[-1].group
+        others = [work for work in self.work if work.group is not last]  # of beams all or none
+        self.work = others or self.work
+        return bool(others)
 
     def drop(self, group: SequenceGroup) -> None:
         """Compute nothing of a group."""
@@ -63,7 +63,10 @@ class Schedule:
         self.work = [work for work in self.work if work.group is not group]
 
     def sort(self) -> None:
-        """Single tokens first, and of these side by side who read the same blocks first: they are read once."""
+        """Single tokens first, and of these side by side who read the same blocks first: they are read once. Nothing is
+        dropped any more then.
+        """
+        self.num_prefill_tokens = sum(work.count for work in self.work[self.num_decodes :])
         self.work.sort(key=_place)
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import sys
 from bisect import insort
 from collections.abc import Iterator
-from collections.abc import Sequence as Many
 from dataclasses import dataclass
 
 from hfpaged.block_manager import BlockManager
@@ -22,6 +21,7 @@ from hfpaged.engine.schedule import Schedule, Scheduled
 from hfpaged.engine.waiting_queue import WaitingQueue
 from hfpaged.prefix_cache import PrefixCache
 from hfpaged.prefix_index import Match
+from hfpaged.sequence import Sequence
 
 
 @dataclass(frozen=True)
@@ -84,12 +84,13 @@ class Scheduler:
 
     def preempt(self, group: SequenceGroup) -> None:
         """Take the blocks of a running group back; it waits at the front."""
+        group.request.count_blocks()
         self.running.remove(group)
-        self.waiting.left(group)
         self._free(group)
-        group.was_preempted, group.queued_at = True, now()
+        group.was_preempted, group.queued_at, group.waited_for = True, now(), None
         group.request.preemptions += 1
         self.waiting.add(group)
+        self.waiting.left(group)  # after that: its tenant was here all the time
 
     def schedule(self, prefill_budget: int) -> Schedule:
         """The next step, with at most `prefill_budget` tokens of prompts."""
@@ -121,14 +122,6 @@ class Scheduler:
             group.request.count_blocks()
         if self._manager.has_windows:
             self._manager.release_left([blocks])
-
-    def take_back(self, works: Many[Scheduled]) -> None:
-        """A step was broken off: each of its sequences has a token left to be computed, as before a step."""
-        for work in works:
-            seq, blocks = work.seq, work.seq.blocks
-            seq.draft = []
-            if blocks is not None and blocks.length >= len(seq.tokens):
-                self._manager.trim(blocks, len(seq.tokens) - 1)
 
     def give_back(self, manager: BlockManager) -> None:
         """Whoever made the steps is gone: nobody will end what is running."""
@@ -176,6 +169,8 @@ class Scheduler:
                     return
                 yield Scheduled(group, seq, seq.num_computed, count, count == left and not kept_back)
                 return
+        if len(group.sequences) <= budget:  # what is known of the last beams was all of them
+            yield from (Scheduled(group, seq, seq.num_computed, 1, True) for seq in group.sequences)
 
     def _settle_shortage(self, schedule: Schedule) -> None:
         """Where blocks are short, drafts are dropped, then prompts wait for decodes, then somebody is preempted."""
@@ -193,14 +188,14 @@ class Scheduler:
 
     def _has_blocks(self, schedule: Schedule) -> bool:
         """Whether there are blocks for the step."""
-        growth = [(work.seq.blocks, work.count) for work in schedule.work if work.seq.blocks is not None]
+        growth = _growth(schedule)
         return self._manager.can_surely_grow(growth) or self._manager.can_grow(growth)
 
     def _admit(self, schedule: Schedule, budget: int) -> None:
         """Let in who is next, as long as there are seats, tokens of the budget and blocks."""
         passing: set[SequenceGroup] = set()
         seats = self.limits.max_num_seqs - sum(group.seats for group in self.running)
-        reserved = self._admitter.reserved(self.running)
+        reserved, taken = self._admitter.reserved(self.running), None
         while budget > 0 and (group := self.waiting.first(passing)) is not None and group.seats <= seats:
             match = self._admitter.match(group)
             awaited = self._admitter.awaited(group, match)
@@ -210,8 +205,11 @@ class Scheduler:
                 continue
             if self.limits.whole_prompts and group.sequences[0].num_left > self._room(schedule, budget):
                 return
-            needed = self._admitter.needs(group, match) + (reserved if self.running else 0)
-            if needed > self._pool.num_free and not self._is_alone():
+            needed = self._admitter.needs(group, match)
+            if taken is None:  # copies-on-write too, which this step makes before anything that it reserves for later
+                taken = self._manager.num_blocks_needed(_growth(schedule))
+            kept = max(reserved, taken) if self.running else 0
+            if needed + kept > self._pool.num_free and not self._is_alone():
                 if not self.running:  # others than this scheduler hold blocks of the pool, and will not give them back
                     schedule.stuck = group
                 return
@@ -219,7 +217,7 @@ class Scheduler:
                 schedule.work.append(work)
                 budget -= work.count
             seats -= group.seats
-            reserved += self._admitter.still(group)
+            reserved, taken = reserved + self._admitter.still(group), taken + needed
 
     def _is_alone(self) -> bool:
         """Whether nobody holds any block, so that waiting brings none: what fits an empty pool begins."""
@@ -240,3 +238,7 @@ class Scheduler:
             if seq.blocks is not None:
                 self._manager.free(seq.blocks)
                 seq.blocks = None
+
+
+def _growth(schedule: Schedule) -> list[tuple[Sequence, int]]:
+    return [(work.seq.blocks, work.count) for work in schedule.work if work.seq.blocks is not None]

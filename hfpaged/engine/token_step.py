@@ -36,7 +36,7 @@ def wanted_logits(work: Scheduled) -> int:
 
 class TokenStep:
     """The work of one step with its logits. Afterwards `moved` are the requests with new tokens, and `failed` those
-    that could not be sampled, with the error. `seconds`: in sampling.
+    that could not be sampled, with the error. `seconds`: in sampling. It `is_done` unless Ctrl-C came between.
     """
 
     def __init__(self, pool: KVPool, scheduler: Scheduler, maker: SequenceMaker) -> None:
@@ -44,6 +44,7 @@ class TokenStep:
         self.moved: dict[Request, None] = {}
         self.failed: dict[Request, BaseException] = {}
         self.seconds = 0.0
+        self.is_done = False
 
     def take(self, works: Many[Scheduled], logits: Tensor, counts: Many[int]) -> None:
         """`logits` [sum of counts, vocab]: counts[i] rows for works[i], those of its last tokens."""
@@ -64,6 +65,7 @@ class TokenStep:
         self._store(verified)
         for group, rows in beams.items():
             self._advance(group, logits[[rows[seq.index] for seq in group.sequences]])
+        self.is_done = True
 
     def _store(self, works: Many[Scheduled]) -> None:
         """What was stored is known now; rejected drafts go."""

@@ -30,14 +30,21 @@ TOLERANCE = 2e-2
 
 
 @torch.no_grad()
-def try_out(runner: ModelRunner) -> None:
-    """Let a pool that was promised memory learn how large its blocks are, and the runner what its model can do.
+def try_out(runner: ModelRunner, spare: ModelRunner) -> None:
+    """Let a pool that was promised memory learn how large its blocks are, and the runner what its model can do. That is
+    tried with a `spare` runner of the same model: the pool may be smaller than what is tried, or full.
 
     Raises UnsupportedModelError for a model that cannot be computed from plain tokens.
     """
-    with refusing(runner):
-        if not runner.cache.pool.num_blocks:
+    if not runner.cache.pool.num_blocks:
+        with refusing(runner):
             _size_blocks(runner)
+    _try(spare)
+    runner.packs, runner.why_separate, runner.whole_prompts = spare.packs, spare.why_separate, spare.whole_prompts
+
+
+def _try(runner: ModelRunner) -> None:
+    with refusing(runner):
         prompts = _prompts(runner)
         alone = torch.cat([_in_chunks(runner, prompt, [len(prompt)]) for prompt in prompts])
     _try_chunks(runner, prompts[0], alone[:1])

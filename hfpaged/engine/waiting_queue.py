@@ -45,9 +45,10 @@ class WaitingQueue:
 
     def discard(self, group: SequenceGroup) -> bool:
         """Take a group out; whether it was in."""
-        waiting = self._waiting.get(group.request.tenant, [])
+        waiting = self._waiting.pop(group.request.tenant, [])
         kept = [entry for entry in waiting if entry[1] is not group]
-        self._waiting[group.request.tenant] = kept
+        if kept:  # who asks for nothing now costs nothing
+            self._waiting[group.request.tenant] = kept
         return len(kept) < len(waiting)
 
     def first(self, passing: Container[SequenceGroup] = ()) -> SequenceGroup | None:

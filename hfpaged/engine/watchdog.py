@@ -42,7 +42,7 @@ class Watchdog:
             if seconds > self._limit and number != self._told:
                 self._told = number
                 logger.error("step %d has not come back for %.1f s; it is at\n%s", number, seconds, self._where())
-                self._engine.emit(StepStuck(number=number, seconds=seconds))
+                self._engine.tells.emit(StepStuck(number=number, seconds=seconds))
 
     def _seconds(self) -> float:
         began = self._engine.step_began
