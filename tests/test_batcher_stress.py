@@ -68,11 +68,11 @@ def test_a_thousand_aborts_before_in_and_after_their_steps_leak_nothing(batcher)
         names.append(batcher.add_request(prompt, max_new_tokens=8, **GREEDY | kind))
         for _ in range(rng.choice((0, 0, 1, 2))):
             batcher.step()
-        for name in rng.choices(names[-12:], k=rng.choice((0, 1, 1, 2))):
+        for name in rng.choices(names[-9:], k=rng.choice((1, 2, 3))):
             was_there = name not in batcher.finals
             assert batcher.abort(name) == was_there
             aborted |= {name} if was_there else set()
-            if not len(names) % 10:
+            if not len(names) % 50:
                 batcher.pool.check_integrity()
     assert len(aborted) >= 1000
     run(batcher)
