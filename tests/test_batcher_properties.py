@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections import Counter
 
 import hypothesis.strategies as st
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from stub_batcher import StubBatcher, going_on
 
@@ -231,4 +231,6 @@ class Batching(RuleBasedStateMachine):
 
 
 TestBatching = Batching.TestCase
-TestBatching.settings = settings(max_examples=200, stateful_step_count=30, deadline=None)
+TestBatching.settings = settings(
+    max_examples=200, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
