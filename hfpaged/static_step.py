@@ -53,8 +53,9 @@ class StaticInputs:
                 _Part((size,), torch.int64), _Part((size,), torch.int32), _Part((size, width), torch.int32)
             ]  # fmt: skip
         nbytes = sum(_aligned(part.nbytes) for part in parts)
-        self._host = torch.zeros(nbytes, dtype=torch.uint8, pin_memory=device.type == "cuda")
-        self._device = torch.zeros(nbytes, dtype=torch.uint8, device=device)
+        with torch.inference_mode(False):  # buffers made in one mode are filled in the other
+            self._host = torch.zeros(nbytes, dtype=torch.uint8, pin_memory=device.type == "cuda")
+            self._device = torch.zeros(nbytes, dtype=torch.uint8, device=device)
         self._ids, self._positions, *arrays = (view.numpy() for view in _views(self._host, parts))
         self._groups = [_Group(*each) for each in _triples(arrays)]
         ids, positions, *tensors = _views(self._device, parts)

@@ -308,6 +308,34 @@ def test_a_hook_is_called_at_every_step_so_that_there_are_no_graphs():
     checked(batcher)
 
 
+def test_under_autocast_no_step_is_for_a_graph():
+    batcher = with_graphs(batcher_of("llama"))
+    with torch.autocast("cpu", torch.bfloat16):
+        batcher.generate(prompts((5,)), **GREEDY)
+    assert capture_of(batcher).repeats == 0
+    assert not graphs_of(batcher).why_off
+    checked(batcher)
+
+
+def test_another_adapter_is_recorded_anew():
+    peft = pytest.importorskip("peft")
+    lora = peft.LoraConfig(target_modules=["q_proj", "v_proj"], r=4, init_lora_weights=False)
+    model = peft.get_peft_model(tiny_models.make("llama"), lora, "first").eval()
+    model.add_adapter("second", lora)
+    batcher = with_graphs(hfpaged.ContinuousBatcher(model, num_blocks=200, prepack=False))
+    seen = []
+    for name in ("first", "second", "first"):
+        model.set_adapter(name)
+        hfpaged.unpatch(model)
+        expected = [alone(model, prompt)[0] for prompt in prompts()]
+        seen.append(expected)
+        hfpaged.patch(model)
+        assert tokens(batcher.generate(prompts(), **GREEDY)) == expected, name
+    assert seen[0] != seen[1]
+    assert capture_of(batcher).repeats > 2 * NEW
+    checked(batcher)
+
+
 DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
 REASONS = {
     "its sequences are computed one by one: read as a tensor": ("falcon", {}, {}),

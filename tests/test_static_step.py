@@ -69,3 +69,11 @@ def test_every_part_begins_where_kernels_read_fast():
 def test_tables_that_are_too_wide_are_no_silent_loss():
     with pytest.raises(ValueError, match="broadcast"):
         StaticInputs(2, (2,), CPU).fill([1], [8], [step(9)])
+
+
+def test_buffers_made_in_inference_mode_are_filled_outside_of_it():
+    with torch.inference_mode():
+        inputs = StaticInputs(2, (2,), CPU)
+        inputs.fill([3], [1], [step(2)])
+    inputs.fill([4, 5], [1, 3], [step(2, 4)])
+    assert inputs.ids.tolist() == [[4, 5]]

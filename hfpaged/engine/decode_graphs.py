@@ -13,7 +13,8 @@ What a recorded forward holds fast, and why a step is nevertheless computed as i
     blocks                       than the launches, the step is not for a graph
     addresses of the blocks      all that the pool may ever hold is reserved before; looked at before each step
     addresses of weights, hooks, looked at when requests arrive (`check_model`): all graphs go when they change. Numbers
-    adapters, autocast           that are changed in place are read anew by each step
+    adapters                     that are changed in place are read anew by each step
+    autocast                     casts weights once and drops them when it ends: no step under it is for a graph
     model.training               a batcher has none such
 
 A longest length that is held fast by mistake costs accuracy in silence, see transformers' pull request 48312.
@@ -72,6 +73,7 @@ class DecodeGraphs:
         self.why_off = why_off
         self.graphs: dict[GraphKey, Graph] = {}
         self._model, self._cache, self._capture = model, cache, capture
+        self._device = compat.transformers_model(model).device
         self._sizes, self._longest = sorted(sizes), longest
         self._shortest = max(shortest, cache.pool.block_size)
         self._addresses: list[int] = []
@@ -81,7 +83,9 @@ class DecodeGraphs:
         """Compute the step that the cache has begun, one token for each sequence: logits [num_seqs, vocab], or None
         where it is to be computed in another way, and nothing has been done.
         """
-        if self.why_off or len(ids) > self._sizes[-1] or self._shares_much():
+        if self.why_off or len(ids) > self._sizes[-1] or torch.is_autocast_enabled(self._device.type):
+            return None
+        if self._shares_much():
             return None
         graph = self._graph(self._key(len(ids)))
         if graph is None:
@@ -155,7 +159,7 @@ class DecodeGraphs:
 
     def _record(self, key: GraphKey) -> Graph:
         """It is recorded with padding alone, so that nothing is stored and no sequence touched."""
-        inputs = StaticInputs(key.size, key.widths, compat.transformers_model(self._model).device)
+        inputs = StaticInputs(key.size, key.widths, self._device)
 
         @torch.no_grad()
         def forward() -> Tensor:
@@ -180,11 +184,4 @@ class DecodeGraphs:
 def _looks(model: nn.Module) -> tuple[Any, ...]:
     """What a graph of this model holds fast beside its step."""
     inner = compat.transformers_model(model)
-    device = inner.device.type
-    return (
-        weights_of(inner).addresses,
-        hook_keys(inner),
-        active_adapters(inner),
-        adapter_scales(inner),
-        torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device),
-    )
+    return (weights_of(inner).addresses, hook_keys(inner), active_adapters(inner), adapter_scales(inner))
