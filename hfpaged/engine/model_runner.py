@@ -69,7 +69,7 @@ class ModelRunner:
         self.packs = not self.why_separate
 
     def expect_length(self, longest: int | None) -> None:
-        """Sequences get no longer than that. Where rotary positions change with the length of a prompt (LongRoPE, dynamic
+        """Sequences get no longer than that. Where rotary positions change with a prompt's length (LongRoPE, dynamic
         NTK), one that is cut would have those of its chunks.
         """
         if self._longest is not None and (longest is None or longest > self._longest):

@@ -193,15 +193,20 @@ class Scheduler:
 
     def _admit(self, schedule: Schedule, budget: int) -> None:
         """Let in who is next, as long as there are seats, tokens of the budget and blocks."""
-        passing: set[SequenceGroup] = set()
         seats = self.limits.max_num_seqs - sum(group.seats for group in self.running)
+        if budget <= 0 or seats <= 0:
+            return
         reserved, taken = self._admitter.reserved(self.running), None
-        while budget > 0 and (group := self.waiting.first(passing)) is not None and group.seats <= seats:
+        passed = 0
+        for group in self.waiting.in_order():
+            # Who waits for a prefix is asked again at each step, so that not all of a long queue may be passed by.
+            if budget <= 0 or group.seats > seats or passed > self.limits.max_num_seqs:
+                return
             match = self._admitter.match(group)
             awaited = self._admitter.awaited(group, match)
             if awaited is not None:
                 group.waited_for = awaited.request.request_id
-                passing.add(group)
+                passed += 1
                 continue
             if self.limits.whole_prompts and group.sequences[0].num_left > self._room(schedule, budget):
                 return

@@ -6,12 +6,14 @@ Language Models" (arXiv 2401.00588): of the tenants that wait, the one that has 
 
 from __future__ import annotations
 
-from bisect import insort
-from collections.abc import Container, Iterator
+import heapq
+from bisect import bisect_left, insort
+from collections.abc import Iterator
 
 from hfpaged.engine.request import SequenceGroup
 
 Rank = tuple[int, int, int, int]
+Entry = tuple[Rank, SequenceGroup]  # no two of the same rank: groups are never compared
 
 
 class WaitingQueue:
@@ -19,12 +21,14 @@ class WaitingQueue:
 
     def __init__(self, by_priority: bool = False) -> None:
         self._by_priority = by_priority
-        self._waiting: dict[str, list[tuple[Rank, SequenceGroup]]] = {}  # by tenant, each in order
+        self._waiting: dict[str, list[Entry]] = {}  # by tenant, each in order; none that is empty
+        self._count = 0
         self._served: dict[str, float] = {}  # tokens by tenant
-        self._num_running: dict[str, int] = {}  # groups by tenant
+        self._least: float | None = 0.0  # tokens of the tenant who is there and has had the fewest; None: not known
+        self._num_running: dict[str, int] = {}  # groups by tenant; none that is 0
 
     def __len__(self) -> int:
-        return sum(map(len, self._waiting.values()))
+        return self._count
 
     def __iter__(self) -> Iterator[SequenceGroup]:
         return (group for waiting in self._waiting.values() for _, group in waiting)
@@ -39,23 +43,28 @@ class WaitingQueue:
 
     def add(self, group: SequenceGroup) -> None:
         tenant = group.request.tenant
-        if not self._waiting.get(tenant) and not self._num_running.get(tenant):
+        if not self._is_here(tenant):
             self._catch_up(tenant)
-        insort(self._waiting.setdefault(tenant, []), (self.rank(group), group), key=lambda entry: entry[0])
+        insort(self._waiting.setdefault(tenant, []), (self.rank(group), group))
+        self._count += 1
 
     def discard(self, group: SequenceGroup) -> bool:
         """Take a group out; whether it was in."""
-        waiting = self._waiting.pop(group.request.tenant, [])
-        kept = [entry for entry in waiting if entry[1] is not group]
-        if kept:  # who asks for nothing now costs nothing
-            self._waiting[group.request.tenant] = kept
-        return len(kept) < len(waiting)
+        tenant = group.request.tenant
+        waiting = self._waiting.get(tenant, [])
+        place = bisect_left(waiting, self.rank(group), key=lambda entry: entry[0])
+        if place == len(waiting) or waiting[place][1] is not group:
+            return False
+        del waiting[place]
+        self._count -= 1
+        if not waiting:
+            del self._waiting[tenant]
+            self._least = None
+        return True
 
-    def first(self, passing: Container[SequenceGroup] = ()) -> SequenceGroup | None:
-        """The next group to be admitted, but for those that are passed by for now."""
-        heads = (self._head(waiting, passing) for waiting in self._waiting.values())
-        best = min((head for head in heads if head), key=lambda head: head[0], default=None)
-        return best[1] if best else None
+    def in_order(self) -> Iterator[SequenceGroup]:
+        """All that wait now, the next one first. Groups may be admitted meanwhile."""
+        return (group for _, group in heapq.merge(*map(self._entries, list(self._waiting))))
 
     def admit(self, group: SequenceGroup) -> None:
         """A group leaves the queue and runs."""
@@ -64,26 +73,37 @@ class WaitingQueue:
 
     def left(self, group: SequenceGroup, count: int = 1) -> None:
         """So many groups of this one's tenant run no longer (of a negative number: more run)."""
-        self._num_running[group.request.tenant] -= count
+        tenant = group.request.tenant
+        self._num_running[tenant] -= count
+        if not self._num_running[tenant]:
+            del self._num_running[tenant]
+            self._least = None
 
     def charge(self, tenant: str, tokens: float) -> None:
         """So many tokens were computed for `tenant`."""
         self._served[tenant] = self._served.get(tenant, 0.0) + tokens
+        self._least = None
 
-    def _head(
-        self, waiting: list[tuple[Rank, SequenceGroup]], passing: Container[SequenceGroup]
-    ) -> tuple[tuple[float, ...], SequenceGroup] | None:
-        entry = next(((rank, group) for rank, group in waiting if group not in passing), None)
-        if entry is None:
-            return None
-        (priority, is_new, *order), group = entry
-        share = self._served.get(group.request.tenant, 0.0) if is_new else 0.0
-        return (priority, is_new, share, *order), group
+    def _is_here(self, tenant: str) -> bool:
+        return tenant in self._waiting or tenant in self._num_running
+
+    def _entries(self, tenant: str) -> Iterator[tuple[tuple[float, ...], SequenceGroup]]:
+        """Those of one tenant in order, with what they are compared by with those of others."""
+        served = self._served.get(tenant, 0.0)
+        for (priority, is_new, *order), group in list(self._waiting[tenant]):
+            yield (priority, is_new, served if is_new else 0.0, *order), group
 
     def _catch_up(self, tenant: str) -> None:
         """Who comes back after a while has no claim to what was not asked for meanwhile."""
-        present = [
-            other for other in self._served if self._waiting.get(other) or self._num_running.get(other)
-        ]  # fmt: skip
-        least = min((self._served[other] for other in present), default=0.0)
-        self._served[tenant] = max(self._served.get(tenant, 0.0), least)
+        self._served[tenant] = max(self._served.get(tenant, 0.0), self._least_served())
+
+    def _least_served(self) -> float:
+        """Of those who are there. Who is not is forgotten if that makes no difference, and if nobody is there all are:
+        there are as many tenants as users.
+        """
+        if self._least is None:
+            here = {tenant: served for tenant, served in self._served.items() if self._is_here(tenant)}
+            least = self._least = min(here.values(), default=0.0)
+            gone = {tenant: served for tenant, served in self._served.items() if served > least} if here else {}
+            self._served = gone | here
+        return self._least
