@@ -10,6 +10,7 @@ import time
 import pytest
 import tiny_models
 import torch
+import transformers
 from test_batcher_tokens import alone, batcher_of, checked, prompts
 
 import hfpaged
@@ -75,6 +76,26 @@ def test_one_prompt_may_come_alone_and_as_a_tensor(batcher):
     expected = batcher.generate([prompt], **GREEDY)[0].token_ids
     assert batcher.generate(prompt, **GREEDY)[0].token_ids == expected
     assert batcher.generate([torch.tensor([prompt])], **GREEDY)[0].token_ids == expected
+
+
+@pytest.mark.parametrize("kind", [list, torch.tensor])
+def test_what_a_tokenizer_gives_back_is_a_prompt_without_its_padding(batcher, kind):
+    first, second = prompts((7, 4))
+    pad = len(first) - len(second)
+    encoding = transformers.BatchEncoding(
+        {
+            "input_ids": kind([first, [0] * pad + second]),
+            "attention_mask": kind([[1] * len(first), [0] * pad + [1] * len(second)]),
+        }
+    )
+    outputs = batcher.generate(encoding, max_new_tokens=1, do_sample=False)
+    assert [output.prompt_token_ids for output in outputs] == [first, second]
+    alone = transformers.BatchEncoding({"input_ids": kind(first), "attention_mask": kind([1] * len(first))})
+    assert batcher.generate(alone, max_new_tokens=1)[0].prompt_token_ids == first
+    assert batcher.generate([alone, alone], max_new_tokens=1)[1].prompt_token_ids == first
+    assert next(batcher.stream(alone, max_new_tokens=1)).output.prompt_token_ids == first
+    with pytest.raises(InvalidConfigError, match="these are 2"):
+        batcher.add_request(encoding, max_new_tokens=1)
 
 
 def test_steps_by_hand(batcher):
@@ -164,6 +185,7 @@ REFUSED = [
     ([5, 500], {}, InvalidConfigError, "500"),
     ([5, -1], {}, InvalidConfigError, "-1"),
     ("a text", {}, InvalidConfigError, "tokenizer"),
+    ({"role": "user", "content": "Hi"}, {}, InvalidConfigError, "apply_chat_template"),
     ([5] * 300, {}, RequestTooLongError, "256"),
     ([5] * 30, {"max_new_tokens": 240}, RequestTooLongError, "256"),
     ([5], {"temperature": -1.0, "do_sample": True}, InvalidConfigError, "temperature"),
@@ -189,6 +211,12 @@ def test_a_request_that_no_empty_pool_holds_is_refused_with_the_numbers():
         batcher.add_request(prompts((39,))[0], max_new_tokens=4)
     assert len(batcher.generate(prompts((36,)), max_new_tokens=4, do_sample=False)[0].token_ids) == 4  # all ten
     checked(batcher)
+
+
+@pytest.mark.parametrize("given", [None, 5])
+def test_what_is_no_list_of_prompts_is_refused(batcher, given):
+    with pytest.raises(InvalidConfigError, match=f"prompts={given}"):
+        batcher.generate(given)
 
 
 def test_request_ids_are_told_apart(batcher):

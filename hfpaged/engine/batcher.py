@@ -129,7 +129,7 @@ class ContinuousBatcher:
         """Let a request wait for the next step, from any thread; returns its id, by which `abort` knows it.
 
         Args:
-            prompt: a text, token ids, or a tensor of them.
+            prompt: a text, token ids, a tensor of them, or what a tokenizer or a chat template gives back.
             generation_config: what generate() takes; `settings` stand above it: max_new_tokens, temperature, stop,
                 seed, n, logprobs, logits_processor and all else that generate() or OpenAI's API knows.
             request_id: a name that no other request has, until this one has ended.
@@ -160,7 +160,7 @@ class ContinuousBatcher:
         """Run prompts to their end; outputs in the order of the prompts.
 
         Args:
-            prompts: texts or lists of token ids; one alone is as good as a list of one.
+            prompts: texts, lists of token ids, or what a tokenizer gives back; one alone is as good as a list of one.
             generation_config: for all, or a list with one for each.
             progress: show a progress bar.
             settings: see `add_request`.
