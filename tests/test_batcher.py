@@ -20,6 +20,7 @@ from hfpaged.errors import (
     BatcherClosedError,
     InvalidConfigError,
     InvalidLogitsError,
+    NestedStepError,
     OutOfBlocksError,
     RequestTooLongError,
     UnsupportedModelError,
@@ -228,6 +229,12 @@ def test_request_ids_are_told_apart(batcher):
     batcher.add_request([5, 6], request_id="mine", **GREEDY)
     batcher.abort("mine")
     batcher.step()
+
+
+def test_a_name_that_somebody_has_chosen_is_given_to_nobody_else(batcher):
+    batcher.add_request([5, 6], request_id="request-1", **GREEDY)
+    assert batcher.add_request([5, 6], **GREEDY) != "request-1"
+    assert {output.request_id for output in batcher.generate([[5], [6]], **GREEDY)} == {"request-2", "request-3"}
 
 
 SIZES = [
@@ -444,6 +451,20 @@ def test_closing_aborts_or_drains():
         checked(batcher)
 
 
+def test_closing_gives_everything_back_even_if_it_is_interrupted(batcher):
+    batcher.add_request([5, 6], **GREEDY)
+    batcher.step()
+
+    def interrupt():
+        raise KeyboardInterrupt
+
+    batcher.step = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        batcher.close(drain=True)
+    assert not batcher.has_work
+    assert batcher.pool.num_free == batcher.pool.num_blocks
+
+
 def test_leaving_a_with_block_closes():
     with batcher_of("llama") as batcher:
         batcher.add_request([5, 6], **GREEDY)
@@ -490,6 +511,97 @@ def test_a_cancelled_task_aborts_its_request():
 
     asyncio.run(main())
     checked(batcher)
+
+
+def test_a_task_that_is_cancelled_while_its_request_is_made_leaves_none():
+    batcher = batcher_of("llama")
+    made, may_go, plain = threading.Event(), threading.Event(), batcher.add_request
+
+    def slow(*args, **kwargs):
+        may_go.wait(20)
+        try:
+            return plain(*args, **kwargs)
+        finally:
+            made.set()
+
+    batcher.add_request = slow
+
+    async def main():
+        async with batcher.running() as engine:
+            task = asyncio.create_task(engine.generate([5, 6], max_new_tokens=200, do_sample=False))
+            await asyncio.sleep(0.01)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            may_go.set()
+            await asyncio.to_thread(made.wait, 20)
+            for _ in range(200):
+                await asyncio.sleep(0.001)
+                if not batcher.loop.is_there("request-0"):
+                    return True
+        return False
+
+    assert asyncio.run(main())
+    checked(batcher)
+
+
+def test_a_request_that_comes_when_the_engine_has_stopped_is_aborted_and_not_awaited_for_ever():
+    batcher = batcher_of("llama")
+    may_go, plain = threading.Event(), batcher.add_request
+    batcher.add_request = lambda *args, **kwargs: may_go.wait(20) and plain(*args, **kwargs)
+
+    async def main():
+        async with batcher.running() as engine:
+            task = asyncio.create_task(engine.generate([5, 6], **GREEDY))
+            await asyncio.sleep(0.01)
+        may_go.set()
+        assert (await asyncio.wait_for(task, 20)).finish_reason == "abort"
+
+    asyncio.run(main())
+    checked(batcher)
+
+
+def test_an_error_of_the_engine_itself_fails_all_and_the_thread_goes_on(batcher):
+    scheduler, fault = batcher._parts.scheduler, ZeroDivisionError("ours")
+    plain = scheduler.schedule
+
+    def broken(budget):
+        raise fault
+
+    async def main():
+        async with batcher.running() as engine:
+            scheduler.schedule = broken
+            failed = await asyncio.wait_for(engine.generate([5, 6], **GREEDY), 20)
+            scheduler.schedule = plain
+            return failed, await asyncio.wait_for(engine.generate([5, 6], **GREEDY), 20)
+
+    failed, good = asyncio.run(main())
+    assert (failed.finish_reason, failed.error) == ("error", fault)
+    assert good.finish_reason == "length"
+
+
+def test_two_threads_for_one_batcher_are_refused(batcher):
+    with batcher.running() as engine:
+        with pytest.raises(InvalidConfigError, match="already"):
+            batcher.running().__enter__()
+        assert engine.is_alive
+    with batcher.running():
+        assert batcher.generate([5, 6], **GREEDY)[0].finish_reason == "length"
+
+
+def test_a_listener_that_wants_a_step_in_a_step_is_told_so_and_does_not_wait_for_itself(batcher):
+    raised = []
+
+    def nested(output):
+        for act in (batcher.step, batcher.close, lambda: batcher.generate([5])):
+            with pytest.raises(NestedStepError) as caught:
+                act()
+            raised.append(caught.value)
+
+    batcher.add_request([5, 6], listener=nested, max_new_tokens=1)
+    batcher.step()
+    assert len(raised) == 3
+    assert batcher.generate([5, 6], **GREEDY)[0].finish_reason == "length"  # not half closed
 
 
 def test_a_step_that_does_not_come_back_is_told_of(fragile, caplog):

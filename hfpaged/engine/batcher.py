@@ -206,11 +206,14 @@ class ContinuousBatcher:
         """Give everything back: requests that are there are aborted, or with `drain` come to their end first."""
         if self._is_closed:
             return
+        self.loop.check_not_inside()
         self._is_closed = True
-        while drain and self.has_work:
-            self.step()
-        self.loop.abort_all()
-        self._parts.close()
+        try:
+            while drain and self.has_work:
+                self.step()
+        finally:  # Ctrl-C too
+            self.loop.end_all()
+            self._parts.close()
 
     def __enter__(self) -> ContinuousBatcher:
         return self
@@ -228,8 +231,11 @@ class ContinuousBatcher:
         params = resolve_params(self._model, self.tokenizer, len(ids), generation_config, **settings)
         self._parts.check_fits(len(ids), params)
         number = next(self._numbers)
+        name = f"request-{number}" if request_id is None else request_id
+        while request_id is None and self.loop.is_there(name):  # somebody has chosen it
+            name += "+"
         request = Request(
-            f"request-{number}" if request_id is None else request_id, number, ids, params, text=text,
+            name, number, ids, params, text=text,
             priority=priority, tenant=tenant, salt=salt,
         )  # fmt: skip
         self._parts.maker.group(request)

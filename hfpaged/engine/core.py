@@ -58,6 +58,18 @@ class Engine:
         """Give a request up; its blocks go back now."""
         self._end(request, "abort")
 
+    def end_all(self, requests: Iterable[Request], error: Exception | None) -> list[Request]:
+        """Give all up, or fail them, without a step: perhaps that is what cannot be done. Those that moved or ended
+        since the last step.
+        """
+        if error is None:
+            for request in requests:
+                self.abort(request)
+        else:
+            self._fail(requests, error)
+        self._under_way = None
+        return self._take_moved()
+
     def step(self) -> list[Request]:
         """One step; the requests that got tokens or came to their end since the last one."""
         began = self.step_began = time.perf_counter()
@@ -72,10 +84,13 @@ class Engine:
             forward = self._runner.seconds - forward
             self._complete()
             self._report(schedule, time.perf_counter() - began, forward, tokens.seconds)
-            moved, self._moved = sorted(self._moved, key=lambda request: request.number), {}
-            return moved
+            return self._take_moved()
         finally:
             self.step_began = None
+
+    def _take_moved(self) -> list[Request]:
+        moved, self._moved = sorted(self._moved, key=lambda request: request.number), {}
+        return moved
 
     def _schedule(self) -> Schedule:
         decoding = self._propose()
@@ -189,8 +204,9 @@ class Engine:
 
     def _fail(self, requests: Iterable[Request], error: BaseException) -> None:
         for request in requests:
-            request.error = error
-            self._end(request, "error")
+            if not request.is_finished:
+                request.error = error
+                self._end(request, "error")
 
     def _end(self, request: Request, reason: FinishReason | None = None) -> None:
         """The one end of a request; `reason` for sequences that have none of their own."""

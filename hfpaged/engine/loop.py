@@ -25,6 +25,7 @@ class EngineLoop:
         self.engine = engine
         self._lock = threading.Lock()  # whoever holds it makes the step
         self._driver = threading.Lock()  # of who makes steps until the outputs that he waits for have come
+        self._claim = threading.Lock()  # of the one running engine
         self._inbox: deque[tuple[Callable[[Request], None], Request]] = deque()
         self._outputs: list[RequestOutput] = []  # not given back yet, as Ctrl-C came between
         self._stepper: int | None = None  # the thread that makes the step under way
@@ -36,6 +37,10 @@ class EngineLoop:
     def has_work(self) -> bool:
         """Whether a step would do anything."""
         return bool(self._inbox or self._outputs) or self.engine.has_work
+
+    def is_there(self, request_id: str) -> bool:
+        """Whether a request has this name by now."""
+        return request_id in self._requests
 
     def add(self, request: Request, listener: Listener | None, *, only_end: bool = False) -> None:
         """Let a request wait for the next step; its listener is given all outputs, or `only_end` the last one.
@@ -76,13 +81,8 @@ class EngineLoop:
 
     def _step(self, is_wanted: Callable[[Request], bool]) -> list[RequestOutput]:
         """A step, with the records that are wanted of it."""
-        self._check_not_inside()
-        with self._lock:
-            self._stepper = threading.get_ident()
-            try:
-                self._make_step(is_wanted)
-            finally:
-                self._stepper = None
+        with self._held():
+            self._make_step(is_wanted)
             outputs, self._outputs = self._outputs, []
         self._settle()
         return outputs
@@ -102,16 +102,26 @@ class EngineLoop:
         with self._driver:
             yield
 
-    def abort_all(self) -> None:
-        """Give up all requests, and let those who listen know."""
-        for request_id in list(self._requests):
-            self.abort(request_id)
-        while self.has_work:
-            self.step()
+    def claim(self) -> bool:
+        """Whether there is no running engine yet; if so there is one until `unclaim`."""
+        return self._claim.acquire(blocking=False)
+
+    def unclaim(self) -> None:
+        """The next one may run."""
+        self._claim.release()
+
+    def end_all(self, error: Exception | None = None) -> None:
+        """Give up all requests, or fail them with an error, and let those who listen know. It makes no step."""
+        with self._held():
+            self._read_inbox()
+            self._outputs = []
+            for request in self.engine.end_all(list(self._requests.values()), error):
+                self._deliver(output_of(request))
+            self.engine.tells.raise_interrupt()
 
     def next_output(self, mailbox: Mailbox) -> RequestOutput:
         """The next output for somebody who waits: he makes the steps himself unless another thread does."""
-        self._check_not_inside()
+        self.check_not_inside()
         while (output := mailbox.take()) is None:
             if not self._driver.acquire(blocking=False):
                 mailbox.wait(0.02)
@@ -131,8 +141,19 @@ class EngineLoop:
             self._deliver(output)
         self.engine.tells.raise_interrupt()
 
-    def _check_not_inside(self) -> None:
-        """Waiting for the step that one is in would take for ever."""
+    @contextmanager
+    def _held(self) -> Iterator[None]:
+        """The lock, for this thread. Raises NestedStepError where it has it already."""
+        self.check_not_inside()
+        with self._lock:
+            self._stepper = threading.get_ident()
+            try:
+                yield
+            finally:
+                self._stepper = None
+
+    def check_not_inside(self) -> None:
+        """Waiting for the step that one is in would take for ever. Raises NestedStepError."""
         if self._stepper == threading.get_ident():
             raise NestedStepError(
                 "a hook or a listener runs inside of a step, and no other step can be made there; add or abort "
@@ -147,9 +168,11 @@ class EngineLoop:
     def _settle(self) -> None:
         """Do what was asked for while a step was under way, unless another one is by now and will."""
         while self._inbox and self._lock.acquire(blocking=False):
+            self._stepper = threading.get_ident()  # hooks are told
             try:
                 self._read_inbox()
             finally:
+                self._stepper = None
                 self._lock.release()
 
     def _deliver(self, output: RequestOutput) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from hfpaged.engine.delivery import Deltas, StreamEvent
 from hfpaged.engine.outputs import RequestOutput
 from hfpaged.engine.watchdog import Watchdog
-from hfpaged.errors import BatcherClosedError
+from hfpaged.errors import BatcherClosedError, InvalidConfigError
 
 if TYPE_CHECKING:
     from hfpaged.engine.batcher import ContinuousBatcher
@@ -40,6 +40,8 @@ class RunningEngine:
         return self.is_alive and not (self._watchdog and self._watchdog.is_stuck)
 
     def __enter__(self) -> RunningEngine:
+        if not self._loop.claim():
+            raise InvalidConfigError("the steps of this batcher are made by a thread already; use that running engine")
         self._stops = False
         thread = self._thread = threading.Thread(target=self._run, name="hfpaged-engine", daemon=True)
         thread.start()
@@ -54,7 +56,8 @@ class RunningEngine:
         self._thread.join()
         if self._watchdog is not None:
             self._watchdog.stop()
-        self._loop.abort_all()
+        self._loop.unclaim()
+        self._loop.end_all()
 
     async def __aenter__(self) -> RunningEngine:
         return self.__enter__()
@@ -98,15 +101,16 @@ class RunningEngine:
             adding.add_done_callback(self._give_up)
             raise
         if not self.is_alive:  # it has stopped meanwhile, and nobody else would end this request
-            await asyncio.to_thread(self._loop.abort_all)
+            await asyncio.to_thread(self._loop.end_all)
+        is_over = False
         try:
-            while True:
+            while not is_over:
                 output = await queue.get()
+                is_over = output.finished
                 yield output, deltas.of(output)
-                if output.finished:
-                    return
         finally:
-            self._loop.abort(request_id)
+            if not is_over:  # later the name may be another request's
+                self._loop.abort(request_id)
 
     def _give_up(self, adding: asyncio.Future[str]) -> None:
         """Its client was gone before the request was there."""
@@ -125,6 +129,6 @@ class RunningEngine:
         """An error here is one of ours, as those of models and requests fail requests: nobody shall wait for ever."""
         try:
             self._loop.step()
-        except Exception:
-            logger.exception("a step failed in the engine itself; all requests are aborted")
-            self._loop.abort_all()
+        except Exception as error:
+            logger.exception("a step failed in the engine itself; all requests fail")
+            self._loop.end_all(error)
