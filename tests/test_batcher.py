@@ -65,6 +65,31 @@ def test_an_output_tells_all_about_its_request(batcher):
         output.finished = False
 
 
+def test_an_output_that_is_printed_shows_its_own_tokens_only(batcher):
+    name = batcher.add_request([5, 6, 7], request_id="printed", **GREEDY)
+    (first,) = batcher.step()
+    while batcher.has_work:
+        (last,) = batcher.step()
+    assert name in repr(first)
+    assert f"Tokens({first.token_ids})" in repr(first)
+    assert f"Tokens({last.token_ids})" in repr(last)
+    assert len(last.token_ids) == 6
+
+
+def test_a_request_fails_as_a_whole_when_one_of_its_samples_does(batcher):
+    sampled = {"do_sample": True, "n": 2, "seed": 5, "max_new_tokens": 4}
+    first, second = (seq.token_ids[0] for seq in batcher.generate([5, 6, 7], **sampled)[0].sequences)
+    assert first != second
+
+    def poison(ids, scores):
+        return scores * float("nan") if ids[0, -1] == second else scores
+
+    (output,) = batcher.generate([5, 6, 7], **sampled, eos_token_id=first, logits_processor=[poison])
+    assert isinstance(output.error, InvalidLogitsError)
+    assert [seq.finish_reason for seq in output.sequences] == ["stop", "error"]
+    assert output.finish_reason == "error"
+
+
 def test_outputs_come_in_the_order_of_the_prompts_each_with_its_own_settings(batcher):
     configs = [{"max_new_tokens": count, "do_sample": False} for count in (9, 1, 5, 3)]
     outputs = batcher.generate(prompts((4, 9, 2, 30)), configs)
@@ -191,6 +216,7 @@ REFUSED = [
     ([5] * 30, {"max_new_tokens": 240}, RequestTooLongError, "256"),
     ([5], {"temperature": -1.0, "do_sample": True}, InvalidConfigError, "temperature"),
     ([5], {"no_such_setting": 1}, InvalidConfigError, "no_such_setting"),
+    ([5], {"num_beams": 2, "logprobs": 0}, InvalidConfigError, "logprobs=0 with num_beams=2"),
     ([5], {"num_beams": 9}, InvalidConfigError, "max_num_seqs=8"),
 ]
 

@@ -183,6 +183,19 @@ def test_samples_share_the_blocks_of_their_prompt_and_compute_it_once():
     checked(batcher)
 
 
+def test_who_has_his_prompt_computed_anyway_does_not_wait_for_the_same_one():
+    batcher = batcher_of("llama", block_size=4, max_num_batched_tokens=16, max_num_seqs=8, max_step_stretch=None)
+    (common,) = prompts((40,))
+    events = []
+    batcher.hooks.append(events.append)
+    outputs = batcher.generate([common, common], [{"max_new_tokens": 1}, {"max_new_tokens": 1, "prompt_logprobs": 0}])
+    kinds = [type(event).__name__ for event in events]
+    assert kinds.index("Finished") > [i for i, kind in enumerate(kinds) if kind == "Admitted"][1]
+    assert outputs[1].num_cached_tokens == 0
+    assert None not in outputs[1].prompt_logprobs[1:]
+    checked(batcher)
+
+
 def test_a_prefix_that_another_request_computes_is_waited_for():
     batcher = batcher_of("llama", block_size=4, max_num_batched_tokens=16, max_num_seqs=8)
     (common,) = prompts((40,))

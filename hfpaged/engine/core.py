@@ -12,9 +12,10 @@ from hfpaged.engine import events
 from hfpaged.engine.model_runner import ModelRunner, piece_of
 from hfpaged.engine.outputs import FinishReason
 from hfpaged.engine.pacing import Pace
-from hfpaged.engine.request import Request, SequenceGroup, SequenceState
+from hfpaged.engine.request import Request, SequenceGroup
 from hfpaged.engine.schedule import Schedule
 from hfpaged.engine.scheduler import Scheduler
+from hfpaged.engine.sequence_end import has_ended, is_half_done
 from hfpaged.engine.sequence_maker import SequenceMaker
 from hfpaged.engine.teller import Teller
 from hfpaged.engine.token_step import TokenStep, wanted_logits
@@ -173,7 +174,7 @@ class Engine:
         self._finish(tokens)
         if schedule.work and not tokens.is_done:
             starts = {work.seq: work.start for work in schedule.work}
-            for group in [group for group in self._scheduler.running if _is_half_done(group, starts)]:
+            for group in [group for group in self._scheduler.running if is_half_done(group, starts)]:
                 self.tells.preempted(group.request, group.num_computed)
                 with self.pool.changing():
                     self._scheduler.preempt(group)
@@ -191,7 +192,7 @@ class Engine:
 
     def _release_ended(self, request: Request) -> None:
         """The groups of a request that have nothing left to do."""
-        ended = [group for group in request.groups if _has_ended(group)]
+        ended = [group for group in request.groups if has_ended(group)]
         if not ended:
             return
         request.count_blocks()
@@ -240,14 +241,3 @@ class Engine:
                     blocks_total=blocks.num_blocks,
                 )
             )  # fmt: skip
-
-
-def _has_ended(group: SequenceGroup) -> bool:
-    if group.beams is not None:
-        return group.beams.is_done
-    return all(seq.finish_reason is not None for seq in group.sequences)
-
-
-def _is_half_done(group: SequenceGroup, starts: dict[SequenceState, int]) -> bool:
-    """Whether a step that was to compute tokens from `starts` on stored some, and did not come to what follows."""
-    return any(seq.num_left < 1 or seq.num_computed > starts.get(seq, seq.num_computed) for seq in group.sequences)

@@ -35,6 +35,9 @@ class Tokens(NamedTuple):
     start: int
     stop: int
 
+    def __repr__(self) -> str:
+        return f"Tokens({self.tolist()})"  # what the array got since is not of this snapshot
+
     def tolist(self) -> list[int]:
         return self.buffer[self.start : self.stop].tolist()
 

@@ -188,6 +188,11 @@ def _check_counts(config: GenerationConfig, own: OwnParams, prompt_length: int) 
             f"n={n}, best_of={best_of} of a greedy request would be the same sequence each time; "
             "use do_sample=True or num_beams"
         )
+    if beams > 1 and own.logprobs is not None:
+        raise InvalidConfigError(
+            f"logprobs={own.logprobs} with num_beams={beams}: beams have one score each (cumulative_logprob) and no "
+            "logprobs of their tokens; leave logprobs= out, or use sampling"
+        )
     if beams > 1 and n > beams:
         raise InvalidConfigError(f"n={n} sequences cannot come from num_beams={beams}; use at least as many beams")
 

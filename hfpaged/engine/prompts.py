@@ -57,8 +57,8 @@ def _encoded(encoding: Mapping[str, Any]) -> list[Any]:
     """The prompts in what tokenizer(...) and apply_chat_template(...) give back, without their padding."""
     if "input_ids" not in encoding:
         raise InvalidConfigError(
-            f"a prompt with the keys {sorted(map(str, encoding))} has no input_ids; give what the tokenizer gives back, "
-            "of messages tokenizer.apply_chat_template(messages, add_generation_prompt=True)"
+            f"a prompt with the keys {sorted(map(str, encoding))} has no input_ids; give what the tokenizer gives "
+            "back, of messages tokenizer.apply_chat_template(messages, add_generation_prompt=True)"
         )
     rows, mask = listed(encoding["input_ids"]), encoding.get("attention_mask")
     if mask is None:

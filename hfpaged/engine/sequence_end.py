@@ -46,3 +46,15 @@ def end_beams(group: SequenceGroup, detokenizers: list[Detokenizer | None]) -> N
         seq.detokenizer = detokenizer
         sequences.append(seq)
     request.sequences = sequences
+
+
+def has_ended(group: SequenceGroup) -> bool:
+    """Whether a group has nothing left to do."""
+    if group.beams is not None:
+        return group.beams.is_done
+    return all(seq.finish_reason is not None for seq in group.sequences)
+
+
+def is_half_done(group: SequenceGroup, starts: dict[SequenceState, int]) -> bool:
+    """Whether a step that was to compute tokens from `starts` on stored some, and did not come to what follows."""
+    return any(seq.num_left < 1 or seq.num_computed > starts.get(seq, seq.num_computed) for seq in group.sequences)

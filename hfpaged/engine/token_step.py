@@ -29,7 +29,7 @@ class Choice:
 
 def wanted_logits(work: Scheduled) -> int:
     """Of how many of its last tokens the logits are wanted."""
-    if work.group.request.wants_prompt_logits and work.start < work.group.request.num_prompt_tokens:
+    if work.start < work.group.request.num_prompt_tokens and work.group.request.wants_prompt_logits:
         return work.count
     return 1 + len(work.seq.draft) if work.samples else 0
 
