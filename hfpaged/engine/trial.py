@@ -1,9 +1,9 @@
 """What a model can do is tried with a few tokens before the first request comes.
 
-Several sequences side by side are compared with each alone, and a prompt in chunks with the same at once: of the models
-with recurrent states those of transformers 5.24 go on from them when more than one token comes, but for Jamba and Zamba,
-which begin anew without a word, as most did in 5.17. A model that cannot go on with a single token, or keeps the state of
-its sequence elsewhere than in the cache, cannot be computed here.
+Several sequences side by side are compared with each alone, and a prompt in chunks with the same at once: most models
+with recurrent states go on from them when more than one token comes, but Jamba and Zamba begin anew without a word. A
+model that cannot go on with a single token, or keeps the state of its sequence elsewhere than in the cache, cannot be
+computed here.
 """
 
 from __future__ import annotations
@@ -50,15 +50,15 @@ def _try(runner: ModelRunner) -> None:
     _try_chunks(runner, prompts[0], alone[:1])
     with refusing(runner):
         undisturbed = _in_chunks(runner, prompts[0], BY_ONE)
-        if runner.cache.keeps_state and not _are_close(_in_turns(runner, prompts), undisturbed):
-            raise UnsupportedModelError(
-                f"{_name(runner)} keeps a state of the sequence in its own modules, not in the cache, so that a second "
-                "sequence would go on from it; use generate(past_key_values=PagedCache(model)), one batch at a time"
-            )
         if runner.packs:
             packed = _side_by_side(runner, prompts)
             if runner.packs and not _are_close(packed, alone):
                 runner.stop_packing("its tokens depend on what lies beside them")
+        if not runner.packs and not _are_close(_in_turns(runner, prompts), undisturbed):
+            raise UnsupportedModelError(
+                f"{_name(runner)} keeps a state of the sequence in its own modules, not in the cache, so that a second "
+                "sequence would go on from it; use generate(past_key_values=PagedCache(model)), one batch at a time"
+            )
 
 
 @contextlib.contextmanager
