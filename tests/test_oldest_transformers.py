@@ -56,6 +56,15 @@ def test_families_of_every_kind_work_in_the_oldest_version(oldest):
 
 
 @pytest.mark.timeout(600)
+def test_families_are_batched_in_the_oldest_version(oldest):
+    names = ["llama", "gemma2", "falcon_h1", "jamba", "prophetnet", "recurrent_gemma", "mllama"]
+    test = "tests/test_batcher_families.py::test_prompts_together_get_the_tokens_of_each_alone"
+    done = run(oldest, "-m", "pytest", "-q", "-p", "no:cacheprovider", *(f"{test}[{name}]" for name in names))
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    assert f"{len(names)} passed" in done.stdout
+
+
+@pytest.mark.timeout(600)
 def test_requests_are_sampled_as_generate_samples_them_in_the_oldest_version(oldest):
     chosen = ["tests/test_engine_sampler.py", "tests/test_engine_params.py", "-k", "those_of_generate or arrives_at"]
     done = run(oldest, "-m", "pytest", "-q", "-p", "no:cacheprovider", *chosen)
