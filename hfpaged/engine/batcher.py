@@ -55,9 +55,9 @@ class ContinuousBatcher:
             without any; None: always as many tokens as max_num_batched_tokens allows.
         prefix_sharing: find known prefixes, and let others find what is computed.
         prepack: reorder the weights of linear layers for the CPU; default: where it can be done and gains.
-        cuda_graphs: compute decode steps as CUDA graphs, which spares their launches. Default: where it can be done,
+        cuda_graphs: compute decode steps as CUDA graphs, which spares their launches. None: where it can be done,
             each kind of step from its first one on; True: all sizes are recorded now, and it is an error where that
-            cannot be.
+            cannot be. Off by default, as it has not been tried on a card yet.
         hooks: functions that are told of each event (hfpaged.engine.events).
 
     Raises:
@@ -86,7 +86,7 @@ class ContinuousBatcher:
         max_step_stretch: float | None = DEFAULT_STRETCH,
         prefix_sharing: bool = True,
         prepack: bool | None = None,
-        cuda_graphs: bool | None = None,
+        cuda_graphs: bool | None = False,
         hooks: tuple[Hook, ...] = (),
     ) -> None:
         self.tokenizer = tokenizer

@@ -28,6 +28,7 @@ class EngineLoop:
         self._claim = threading.Lock()  # of the one running engine
         self._inbox: deque[tuple[Callable[[Request], None], Request]] = deque()
         self._outputs: list[RequestOutput] = []  # not given back yet, as Ctrl-C came between
+        self._unheard: list[RequestOutput] = []  # last ones that others' steps made, of requests without a listener
         self._stepper: int | None = None  # the thread that makes the step under way
         self._came = threading.Event()  # something was put into the inbox
         self._requests: dict[str, Request] = {}  # those whose end has not been delivered
@@ -36,7 +37,7 @@ class EngineLoop:
     @property
     def has_work(self) -> bool:
         """Whether a step would do anything."""
-        return bool(self._inbox or self._outputs) or self.engine.has_work
+        return bool(self._inbox or self._outputs or self._unheard) or self.engine.has_work
 
     def is_there(self, request_id: str) -> bool:
         """Whether a request has this name by now."""
@@ -77,7 +78,9 @@ class EngineLoop:
         Raises NestedStepError in a hook or a listener, which a step has called. Ctrl-C in one of these is raised when
         all others have been told; the records come with the next step then.
         """
-        return self._step(lambda request: True)
+        outputs = self._step(lambda request: True)
+        unheard, self._unheard = self._unheard, []
+        return [output for output in unheard if all(output is not other for other in outputs)] + outputs
 
     def _step(self, is_wanted: Callable[[Request], bool]) -> list[RequestOutput]:
         """A step, with the records that are wanted of it."""
@@ -177,6 +180,8 @@ class EngineLoop:
 
     def _deliver(self, output: RequestOutput) -> None:
         listener = self._listeners.get(output.request_id)
+        if output.finished and listener is None:
+            self._unheard.append(output)
         if output.finished:
             self._requests.pop(output.request_id, None)
             self._listeners.pop(output.request_id, None)

@@ -23,6 +23,9 @@ from hfpaged.prefix_cache import PrefixCache
 from hfpaged.prefix_index import Match
 from hfpaged.sequence import Sequence
 
+# The most prompt tokens in one step of a request that wants to see the logits of each: rows of a whole vocabulary.
+PROMPT_LOGITS = 256
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -164,7 +167,7 @@ class Scheduler:
                 self._admitter.begin(seq)
             left = seq.num_left - kept_back
             if left > 0:
-                count = min(left, budget)
+                count = min(left, budget, PROMPT_LOGITS if group.request.wants_prompt_logits else left)
                 if count < left and self.limits.whole_prompts:
                     return
                 yield Scheduled(group, seq, seq.num_computed, count, count == left and not kept_back)

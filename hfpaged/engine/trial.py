@@ -36,7 +36,7 @@ def try_out(runner: ModelRunner, spare: ModelRunner) -> None:
 
     Raises UnsupportedModelError for a model that cannot be computed from plain tokens.
     """
-    if not runner.cache.pool.num_blocks:
+    if not runner.cache.pool.layer_stores:  # then nobody holds a block of it
         with refusing(runner):
             _size_blocks(runner)
     _try(spare)
