@@ -353,7 +353,7 @@ def test_where_there_can_be_none_the_reason_is_told(reason):
 
 
 def test_on_a_cpu_there_are_none():
-    batcher = batcher_of("llama")
+    batcher = batcher_of("llama", cuda_graphs=None)
     assert batcher.describe()["graphs"] == "off (the model is on cpu, graphs are made on cuda)"
     assert why_no_graphs(batcher._parts.runner, "cpu") is None
     batcher._parts.runner.model.hf_device_map = {"model": 0, "lm_head": 1}

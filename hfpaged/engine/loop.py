@@ -120,6 +120,7 @@ class EngineLoop:
             self._outputs = []
             for request in self.engine.end_all(list(self._requests.values()), error):
                 self._deliver(output_of(request))
+            self._unheard = []
             self.engine.tells.raise_interrupt()
 
     def next_output(self, mailbox: Mailbox) -> RequestOutput:
