@@ -4,6 +4,8 @@ of each request is known without any model.
 
 from __future__ import annotations
 
+from unittest import mock
+
 import tiny_models
 import torch
 
@@ -37,7 +39,8 @@ class StubBatcher(ContinuousBatcher):
     """
 
     def __init__(self, name: str = "llama", **sizes) -> None:
-        super().__init__(tiny_models.shared(name), prepack=False, **{"max_step_stretch": None} | sizes)
+        with mock.patch("hfpaged.engine.assembly.try_out"):
+            super().__init__(tiny_models.shared(name), prepack=False, **{"max_step_stretch": None} | sizes)
         self.forwards: list[tuple[int, int]] = []
         self.finals: dict[str, list[ev.RequestEvent]] = {}
         self.before_forward = lambda: None

@@ -401,6 +401,21 @@ def test_a_prompt_may_leave_room_for_one_token_only(batcher):
     batcher.check_empty()
 
 
+@pytest.mark.parametrize("name", ["llama", "gpt_oss"])
+def test_a_batcher_can_be_made_over_a_pool_that_holds_less_than_its_trial(name):
+    from test_batcher_tokens import alone, batcher_of, checked
+
+    import hfpaged
+
+    model = tiny_models.shared(name)
+    hfpaged.unpatch(model)
+    (expected,) = alone(model, [5, 6], max_new_tokens=2)
+    batcher = batcher_of(name, block_size=1, num_blocks=8, max_num_seqs=1, max_num_batched_tokens=4)
+    assert batcher.generate([5, 6], max_new_tokens=2, **GREEDY)[0].token_ids == expected
+    assert batcher.describe()["forward"] == "packed"
+    checked(batcher)
+
+
 def test_a_request_that_fills_the_pool_begins_with_what_is_known_of_it():
     """All blocks are those of a longer prefix, and none is left for a copy of the last one, which is written then."""
     model = tiny_models.shared("llama")
