@@ -22,6 +22,15 @@ GREEDY = {"do_sample": False}
 SMALL = {"block_size": 4, "num_blocks": 64, "max_num_seqs": 16, "max_num_batched_tokens": 64}
 
 
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    """There is nothing here to be computed by two, and on a busy machine they would wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture
 def batcher():
     batcher = StubBatcher(**SMALL)
