@@ -104,6 +104,9 @@ class Batching(RuleBasedStateMachine):
     def check_order(self, request_id):
         """First come, first served, among those of one priority and tenant, but for who waits for another's prefix."""
         mine = self.waiting.pop(request_id)
+        for group in self.batcher.scheduler.waiting:
+            if group.was_preempted and group.waited_for is None:  # at the front until it runs again
+                assert self.batcher.scheduler.waiting.priority(group) > mine[1].settings["priority"]
         for other_id, (group, asked) in self.waiting.items():
             same = all(asked.settings[name] == mine[1].settings[name] for name in ("tenant", "priority"))
             if other_id not in self.batcher.finals and same and group.waited_for is None:
