@@ -186,8 +186,10 @@ class Engine:
         for request, error in tokens.failed.items():
             self._fail([request], error)
         for request in tokens.moved:
-            if not request.is_finished:
+            if request.first_token_time is None and not request.is_finished:
                 self.tells.first_token(request)
+        for request in tokens.ended if tokens.is_done else tokens.moved:  # Ctrl-C may have come before it was noted
+            if not request.is_finished:
                 self._release_ended(request)
 
     def _release_ended(self, request: Request) -> None:

@@ -43,6 +43,7 @@ class TokenStep:
         self._pool, self._scheduler, self._maker = pool, scheduler, maker
         self.moved: dict[Request, None] = {}
         self.failed: dict[Request, BaseException] = {}
+        self.ended: dict[Request, None] = {}  # those with a sequence that came to its end
         self.seconds = 0.0
         self.is_done = False
 
@@ -119,6 +120,8 @@ class TokenStep:
             return False
         self.moved[seq.request] = None
         error = take_token(seq, got)
+        if seq.finish_reason is not None:
+            self.ended[seq.request] = None
         if error is not None:
             self.failed[seq.request] = error
         if seq.finish_reason is not None or error is not None or choice.depth == len(seq.draft):
@@ -151,6 +154,7 @@ class TokenStep:
                 manager.free(seq.blocks)
                 seq.blocks = None
         if group.beams.is_done:
+            self.ended[group.request] = None
             params = group.request.params
             end_beams(group, [self._maker.detokenizer(params) for _ in range(params.n)])
 
