@@ -228,9 +228,7 @@ class Rows:
             self.copies.begin(manager, self.residuals.copies(copies))
             if not all(owns):
                 stored = dict(zip((row for row, own in enumerate(owns) if own), self.sequences, strict=True))
-                self.sequences = [
-                    stored[row] if owns[row] else manager.fork(stored[same_as[row]]) for row in range(len(owns))
-                ]
+                self.sequences = [stored[i] if own else manager.fork(stored[same_as[i]]) for i, own in enumerate(owns)]
             self.steps = [self._step(group, query_length, kept, owns) for group in range(len(self.pool.groups))]
 
     def _step(self, group: int, query_length: int, kept: Bools | None, owns: list[bool]) -> Step:

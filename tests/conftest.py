@@ -34,6 +34,15 @@ def threads() -> None:
     torch.set_num_threads(1 if IS_WORKER else min(2, os.cpu_count() or 1))
 
 
+@pytest.fixture(scope="module")
+def one_thread():
+    """For tiny models: their matrices are done before a second thread has woken up."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="session")
 def demo(tmp_path_factory) -> demo_model.Loaded:
     """SmolLM2-135M-Instruct in float32 on the CPU; whoever patches the model must unpatch it."""

@@ -45,13 +45,7 @@ REFUSED_HERE = {*NO_PLAIN_TOKENS.split(), *STATE_IN_MODULES.split()}
 WHOLE_PROMPTS = {"jamba", "zamba", "prophetnet"}
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Matrices of 32 columns are done before a second thread has woken up."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def prompts(lengths=LENGTHS):

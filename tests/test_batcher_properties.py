@@ -8,7 +8,6 @@ from collections import Counter
 
 import hypothesis.strategies as st
 import pytest
-import torch
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from stub_batcher import StubBatcher, going_on
@@ -16,14 +15,7 @@ from stub_batcher import StubBatcher, going_on
 from hfpaged.engine import events as ev
 from hfpaged.errors import OutOfBlocksError, RequestTooLongError
 
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """There is nothing here to be computed by two, and on a busy machine they would wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 KINDS = {

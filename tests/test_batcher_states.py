@@ -17,6 +17,7 @@ import hfpaged
 from hfpaged import ContinuousBatcher
 from hfpaged.compat import cache_argument
 from hfpaged.engine import events as ev
+from hfpaged.engine import limits
 from hfpaged.engine.block_needs import BlockNeeds
 from hfpaged.errors import OutOfBlocksError, UnsupportedModelError
 from hfpaged.layer_states import LayerStates
@@ -30,13 +31,7 @@ LENGTHS = (5, 17, 9, 33)
 NEW = 8
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Matrices of 32 columns are done before a second thread has woken up."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @functools.cache
@@ -290,3 +285,22 @@ def test_a_cache_that_was_freed_serves_mllama_again():
         assert out[0, len(prompt) :].tolist() == wanted
         cache.free()
     hfpaged.unpatch(model)
+
+
+@pytest.mark.parametrize("name", [WHOLE[0], "lfm2"])
+def test_the_logits_of_a_long_prompt_are_seen_whether_or_not_it_may_be_cut(name, monkeypatch):
+    monkeypatch.setattr(limits, "PROMPT_LOGITS", 4)
+    batcher = batcher_of(name)
+    prompt = list(range(3, 16))
+    batcher.add_request(prompt, max_new_tokens=2, do_sample=False, prompt_logprobs=0)
+    outputs = [output for _ in range(12) for output in batcher.step() if output.finished]
+    assert [output.finish_reason for output in outputs] == ["length"]
+    (output,) = outputs
+    ids = torch.tensor([prompt])
+    with torch.no_grad():
+        expected = torch.log_softmax(batcher._model(ids).logits[0].float(), dim=-1)
+    for position in range(1, len(prompt)):
+        found = output.prompt_logprobs[position]
+        assert found.token_id == prompt[position]
+        assert abs(found.logprob - expected[position - 1, prompt[position]].item()) < 1e-3
+    batcher.close()

@@ -22,13 +22,7 @@ GREEDY = {"do_sample": False}
 SMALL = {"block_size": 4, "num_blocks": 64, "max_num_seqs": 16, "max_num_batched_tokens": 64}
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """There is nothing here to be computed by two, and on a busy machine they would wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture

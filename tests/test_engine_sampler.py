@@ -23,13 +23,7 @@ PROMPT = [5, 60, 71, 60, 8, 99]
 SEED = 1234
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """Of a model this small two threads only wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")

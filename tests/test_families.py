@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import family_readme
 import pytest
-import torch
 import transformers
 from family_models import MODEL_TYPES, build, config_of
 from family_runs import measure
@@ -19,13 +18,7 @@ RECORD = family_readme.recorded()
 IS_RECORDED = RECORD["transformers"] == transformers.__version__
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Matrices of 32 columns are done before a second thread has woken up."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.mark.timeout(300)  # the first models compile the kernels

@@ -21,12 +21,7 @@ BLOCK, ROWS = 8, 3
 every_format = pytest.mark.parametrize("fmt", FORMATS)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def tokens(length, seed=0, rows=ROWS):

@@ -29,12 +29,7 @@ ALIKE = ("return_sequences", "beams", "beams_returned", "beams_sampled")
 OWN_PADDING = ("bloom", "falcon", "mpt")  # models that look at padding, which is stored for them
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def assert_near(outputs: list[Any], wanted: list[Any], prompts: int) -> None:

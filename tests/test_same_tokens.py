@@ -115,13 +115,7 @@ def assert_all_free_once_dropped(pool: hfpaged.KVPool) -> None:
     assert pool.num_free == pool.num_blocks > 0  # at once: no garbage collector has to come by
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Matrices of 48 columns are done before a second thread has woken up."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture

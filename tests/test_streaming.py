@@ -15,14 +15,7 @@ import hfpaged
 from hfpaged import attention
 from hfpaged.bench.texts import PARAGRAPHS
 
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Matrices of 48 columns are done before a second thread has woken up."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(autouse=True)

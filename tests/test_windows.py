@@ -26,13 +26,7 @@ GEMMA3 = tiny_models.PLAIN | {
 }
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Matrices of 48 columns are done before a second thread has woken up."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def make(name, is_patched=False):

@@ -15,11 +15,12 @@ from hfpaged.cache_pool import PoolSpec
 from hfpaged.config import format_bytes
 from hfpaged.engine.core import Engine
 from hfpaged.engine.graph_support import make_graphs
+from hfpaged.engine.limits import Limits
 from hfpaged.engine.model_runner import ModelRunner, Piece
 from hfpaged.engine.pacing import Pace
 from hfpaged.engine.params import RequestParams
 from hfpaged.engine.preemption import POLICIES, PreemptionPolicy
-from hfpaged.engine.scheduler import Limits, Scheduler
+from hfpaged.engine.scheduler import Scheduler
 from hfpaged.engine.sequence_maker import SequenceMaker
 from hfpaged.engine.sizing import PoolSizing, check_share, default_share, size_pool
 from hfpaged.engine.trial import refusing, try_out

@@ -9,12 +9,12 @@ from __future__ import annotations
 import sys
 from bisect import insort
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from hfpaged.block_manager import BlockManager
 from hfpaged.engine.admitter import Admitter
 from hfpaged.engine.block_needs import BlockNeeds
 from hfpaged.engine.events import now
+from hfpaged.engine.limits import Limits
 from hfpaged.engine.preemption import PreemptionPolicy, least_computed_first
 from hfpaged.engine.request import SequenceGroup
 from hfpaged.engine.schedule import Schedule, Scheduled
@@ -22,22 +22,6 @@ from hfpaged.engine.waiting_queue import WaitingQueue
 from hfpaged.prefix_cache import PrefixCache
 from hfpaged.prefix_index import Match
 from hfpaged.sequence import Sequence
-
-# The most prompt tokens in one step of a request that wants to see the logits of each: rows of a whole vocabulary.
-PROMPT_LOGITS = 256
-
-
-@dataclass(frozen=True)
-class Limits:
-    """max_num_seqs sequences at once; max_num_batched_tokens in one step (the token budget); `watermark`, a share of
-    the pool that admission leaves free for those who run. `whole_prompts`: the model cannot take a prompt in chunks;
-    one that is longer than the budget is the only one in its step then.
-    """
-
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    watermark: float = 0.01
-    whole_prompts: bool = False
 
 
 class Scheduler:
@@ -167,7 +151,7 @@ class Scheduler:
                 self._admitter.begin(seq)
             left = seq.num_left - kept_back
             if left > 0:
-                count = min(left, budget, PROMPT_LOGITS if group.request.wants_prompt_logits else left)
+                count = min(left, budget, self.limits.logits_of(group.request))
                 if count < left and self.limits.whole_prompts:
                     return
                 yield Scheduled(group, seq, seq.num_computed, count, count == left and not kept_back)
