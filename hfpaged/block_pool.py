@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Many
 from dataclasses import dataclass
 
 from hfpaged.errors import IntegrityError, OutOfBlocksError
@@ -86,6 +88,22 @@ class BlockPool:
     def refcount(self, block: int) -> int:
         """How many block tables hold `block`; 0 for a free one."""
         return self._refcounts[block] if block < len(self._refcounts) else 0
+
+    def holding(self, holdings: Many[Many[int]]) -> tuple[int, int, float]:
+        """Of somebody who holds the blocks of these tables: (blocks, those of them that others hold too, what he bears
+        of them, where each holder bears an equal part).
+        """
+        if not self._num_shared:
+            count = sum(map(len, holdings))
+            return count, 0, count
+        counts = self._refcounts
+        if len(holdings) == 1:  # as a rule
+            held = [counts[block] for block in holdings[0]]
+            shared = len(held) - held.count(1)
+            return len(held), shared, (len(held) - shared) + sum(1 / count for count in held if count > 1)
+        own = Counter(block for blocks in holdings for block in blocks)
+        shared = sum(counts[block] > number for block, number in own.items())
+        return len(own), shared, sum(number / counts[block] for block, number in own.items())
 
     def allocate(self, count: int) -> list[int]:
         """Take `count` blocks with a refcount of one each. Raises OutOfBlocksError and takes none."""

@@ -8,6 +8,20 @@ from hfpaged.block_hash import ExtraKey
 from hfpaged.block_table import GONE
 
 
+class Origin:
+    """Who computed a block: a request or a call of generate(), told apart by identity. It lives as long as one of its
+    blocks is known.
+    """
+
+    __slots__ = ("__weakref__", "name")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __repr__(self) -> str:
+        return f"Origin({self.name!r})"
+
+
 class Root:
     """Where the chains of one set of extra keys begin. `width`: numbers that describe one position."""
 
@@ -23,10 +37,11 @@ class Root:
 
 class PrefixBlock:
     """A full block of tokens under its parent. `blocks` has one block id per layer group, GONE where that group's
-    block was evicted, at `evicted_at`, or had left its window before it was published. `number` counts on.
+    block was evicted, at `evicted_at`, or had left its window before it was published. `number` counts on. `origin` is
+    who computed it, None where nobody has said.
     """
 
-    __slots__ = ("blocks", "children", "digest", "evicted_at", "items", "number", "parent", "root")
+    __slots__ = ("blocks", "children", "digest", "evicted_at", "items", "number", "origin", "parent", "root")
 
     def __init__(
         self, parent: PrefixBlock | Root, digest: bytes, items: array[int], num_groups: int, number: int
@@ -36,6 +51,7 @@ class PrefixBlock:
         self.blocks = [GONE] * num_groups
         self.children: dict[bytes, PrefixBlock] = {}
         self.evicted_at: float | None = None
+        self.origin: Origin | None = None
 
     @property
     def is_gone(self) -> bool:

@@ -14,7 +14,7 @@ from hfpaged.block_manager import BlockManager
 from hfpaged.block_table import GONE
 from hfpaged.errors import IntegrityError
 from hfpaged.layer_groups import visible_offset
-from hfpaged.prefix_block import PrefixBlock, Root
+from hfpaged.prefix_block import Origin, PrefixBlock, Root
 from hfpaged.prefix_index import Match, PrefixIndex
 from hfpaged.sequence import Sequence
 from hfpaged.token_chain import TokenChain
@@ -47,9 +47,9 @@ class PrefixCache:
         sequence.chain = TokenChain(root, items[: length * root.width], list(match.blocks))
         return length
 
-    def publish(self, sequence: Sequence, merge: bool = True) -> None:
-        """Let others find the full blocks of a sequence whose tokens are known. Where a block with the same tokens is
-        published already, the sequence uses that one and gives its own back, if it may `merge`.
+    def publish(self, sequence: Sequence, merge: bool = True, origin: Origin | None = None) -> None:
+        """Let others find the full blocks of a sequence whose tokens are known, computed by `origin`. Where a block
+        with the same tokens is published already, the sequence uses that one and gives its own back, if it may `merge`.
         """
         chain, block_size = sequence.chain, self._manager.block_size
         if chain is not None and chain.length != sequence.length:  # by a Ctrl-C between the two: never to be found,
@@ -57,16 +57,18 @@ class PrefixCache:
         if chain is None:
             return
         while len(chain.blocks) < chain.length // block_size:
-            entry = self._publish_block(sequence, chain, len(chain.blocks), merge)
+            entry = self._publish_block(sequence, chain, len(chain.blocks), merge, origin)
             if entry is None:
                 sequence.chain = None  # another block has this hash: nothing behind it can be found
                 return
             chain.blocks.append(entry)
 
-    def _publish_block(self, sequence: Sequence, chain: TokenChain, number: int, merge: bool) -> PrefixBlock | None:
+    def _publish_block(
+        self, sequence: Sequence, chain: TokenChain, number: int, merge: bool, origin: Origin | None
+    ) -> PrefixBlock | None:
         parent = chain.blocks[-1] if chain.blocks else chain.root
         own = [table.block(number) for table in sequence.tables]
-        entry = self.index.publish(parent, chain.block_items(number, self._manager.block_size), own)
+        entry = self.index.publish(parent, chain.block_items(number, self._manager.block_size), own, origin)
         if entry is not None:
             for table, block, published in zip(sequence.tables, own, entry.blocks, strict=True):
                 if block == published != GONE:

@@ -17,7 +17,7 @@ from hfpaged.block_table import GONE
 from hfpaged.common_runs import common_length
 from hfpaged.ghosts import Ghosts
 from hfpaged.layer_groups import visible_offset
-from hfpaged.prefix_block import PrefixBlock, Root, width_of
+from hfpaged.prefix_block import Origin, PrefixBlock, Root, width_of
 
 # Evicted blocks that are remembered, some 600 bytes each.
 REMEMBERED = 4096
@@ -110,8 +110,11 @@ class PrefixIndex:
             return None
         return found
 
-    def publish(self, parent: PrefixBlock | Root, items: array[int], blocks: Many[int]) -> PrefixBlock | None:
-        """Make `blocks` (one id per layer group, GONE where there is none) known under `items` behind `parent`.
+    def publish(
+        self, parent: PrefixBlock | Root, items: array[int], blocks: Many[int], origin: Origin | None = None
+    ) -> PrefixBlock | None:
+        """Make `blocks` (one id per layer group, GONE where there is none) known under `items` behind `parent`, as
+        computed by `origin`.
 
         Where another block with the same items is known already, that one is returned and keeps its ids; only those
         that it lacks are taken. None: the place is taken by other items of the same hash.
@@ -132,7 +135,7 @@ class PrefixIndex:
             return None
         for group, block in enumerate(blocks):
             if entry.blocks[group] == GONE and block != GONE and block not in self._holder:
-                entry.blocks[group], entry.evicted_at = block, None
+                entry.blocks[group], entry.evicted_at, entry.origin = block, None, origin
                 self._holder[block] = entry, group
         if entry.is_gone:
             self._remember(entry)

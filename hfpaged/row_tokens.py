@@ -7,7 +7,7 @@ from collections.abc import Sequence as Many
 from hfpaged.block_manager import BlockManager
 from hfpaged.content import Bools, Content, has_plain_positions, row_items
 from hfpaged.kv_pool import KVPool
-from hfpaged.prefix_block import Root
+from hfpaged.prefix_block import Origin, Root
 from hfpaged.sequence import Sequence
 from hfpaged.token_chain import TokenChain
 
@@ -22,6 +22,7 @@ class RowTokens:
         self.pool = pool
         self.publishes = publishes
         self.root: Root | None = None  # what the tokens are found under; None: they are not known
+        self.origin: Origin | None = None  # who computes them
         self._coming: Content | None = None
         self._unread: list[tuple[Content, Bools | None]] = []
         self._is_open = False  # whether the last of them belongs to a step that can still be undone
@@ -75,7 +76,7 @@ class RowTokens:
             self._read(content, kept, sequences)
         if unread and self.publishes:
             for sequence in sequences:
-                self.pool.prefixes.publish(sequence, merge)
+                self.pool.prefixes.publish(sequence, merge, self.origin)
 
     def forget(self, sequences: Many[Sequence]) -> None:
         """The tokens are not known any more: nothing behind what is published by now can be found."""
@@ -86,7 +87,7 @@ class RowTokens:
     def fork(self) -> RowTokens:
         """For other rows with the same tokens; all must be read."""
         child = RowTokens(self.pool, self.publishes)
-        child.root = self.root
+        child.root, child.origin = self.root, self.origin
         return child
 
     def _read(self, content: Content, kept: Bools | None, sequences: Many[Sequence]) -> None:

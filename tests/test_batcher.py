@@ -443,19 +443,13 @@ def test_every_event_is_told_in_order(batcher, seen):
     batcher.generate(prompts((40,)), max_new_tokens=2, do_sample=False)
     batcher.generate(prompts((40,)), max_new_tokens=2, do_sample=False)
     kinds = [type(event).__name__ for event in seen]
-    first = ["Arrived", "Admitted", "StepFinished", "FirstToken", "StepFinished", "Finished", "StepFinished"]
-    assert kinds[: len(first)] == first
-    assert kinds[len(first) :] == [
-        "Arrived",
-        "Admitted",
-        "PrefixHit",
-        "FirstToken",
-        "StepFinished",
-        "Finished",
-        "StepFinished",
-    ]
-    (hit,) = of_kind(seen, ev.PrefixHit)
-    assert (hit.hit, hit.queried) == (39, 40)
+    began, ended = ["Arrived", "Admitted", "PrefixMatched"], ["StepFinished", "Finished", "StepFinished"]
+    first = [*began, "Prefilled", "StepFinished", "Prefilled", "FirstToken", *ended]  # 40 tokens, 32 in a step
+    assert kinds == [*first, *began, "Prefilled", "FirstToken", *ended]
+    _, hit = of_kind(seen, ev.PrefixMatched)
+    assert (hit.hit, hit.queried, hit.reason) == (39, 40, "complete")
+    assert hit.computed_by == (of_kind(seen, ev.Arrived)[0].origin,)
+    assert [(chunk.start, chunk.tokens) for chunk in of_kind(seen, ev.Prefilled)] == [(0, 32), (32, 8), (39, 1)]
     assert [event.time for event in seen] == sorted(event.time for event in seen)
 
 

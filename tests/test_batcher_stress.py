@@ -229,7 +229,16 @@ def test_ctrl_c_in_the_forward_of_generate_aborts_its_requests_and_no_other(batc
     assert sorted(output.finish_reason for output in finals.values()) == ["abort"] * 5 + ["length"]
 
 
-EVENTS = [ev.Arrived, ev.Admitted, ev.PrefixHit, ev.Preempted, ev.FirstToken, ev.StepFinished, ev.Finished, ev.Aborted]
+EVENTS = [
+    ev.Arrived,
+    ev.Admitted,
+    ev.PrefixMatched,
+    ev.Preempted,
+    ev.FirstToken,
+    ev.StepFinished,
+    ev.Finished,
+    ev.Aborted,
+]
 
 
 @pytest.mark.parametrize("kind", EVENTS, ids=lambda kind: kind.__name__)

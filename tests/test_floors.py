@@ -19,7 +19,7 @@ ROOT = Path(__file__).parent.parent
 FLOORS = {
     0: "errors config cache_stats block_hash block_pool block_table common_runs ghosts layer_groups prefix_block"
     " prefix_index match_end token_chain sequence block_manager prefix_cache prefix_tree prefill_plan piece_kind"
-    " prefix_report explain stream_rule residuals",
+    " prefix_report explain stream_rule residuals clock memory_account generation_events",
     1: "kv_format filling part_store kv_storage pool_size kv_pool content fingerprint shared_runs step step_copies"
     " step_residuals padding row_tokens rows packed_step packed_rows static_step stored_steps"
     " step_plan admission tensor_file kv_scales prefix_manifest"
@@ -30,7 +30,7 @@ FLOORS = {
     " sinks streaming streaming_support packed_cache prepack prepack_faults prepack_gain"
     " prepack_report",
     3: "engine*",
-    4: "__init__ __main__ cli demo demo_model demo_wheel measure bench* quality* verdict support conditions",
+    4: "__init__ __main__ cli demo demo_model demo_wheel measure bench* quality* verdict support conditions telemetry*",
 }
 
 # Libraries that a floor must not import, at the top or late.

@@ -2,34 +2,30 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import weakref
-from typing import Any, TypeAlias
+from typing import Any
 
 from torch import nn
-from transformers import GenerationConfig, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from hfpaged import compat
 from hfpaged.config import DEFAULT_BLOCK_SIZE
+from hfpaged.engine import registry
 from hfpaged.engine.assembly import EngineSpec, assemble
 from hfpaged.engine.delivery import Listener, Mailbox, Stream
 from hfpaged.engine.events import Hook
+from hfpaged.engine.intake import Config, Intake
 from hfpaged.engine.loop import EngineLoop
 from hfpaged.engine.outputs import RequestOutput
 from hfpaged.engine.pacing import DEFAULT_STRETCH
-from hfpaged.engine.params import resolve_params
 from hfpaged.engine.preemption import PreemptionPolicy
 from hfpaged.engine.progress import progress_bar
-from hfpaged.engine.prompts import listed, per_prompt, read_prompt
-from hfpaged.engine.request import Request
+from hfpaged.engine.prompts import listed, per_prompt
 from hfpaged.engine.running import RunningEngine
-from hfpaged.errors import BatcherClosedError
 from hfpaged.kv_format import Spec
 from hfpaged.kv_pool import KVPool
 from hfpaged.kv_scales import KVScales
-
-Config: TypeAlias = GenerationConfig | dict[str, Any] | None
 
 
 class ContinuousBatcher:
@@ -90,7 +86,6 @@ class ContinuousBatcher:
         hooks: tuple[Hook, ...] = (),
     ) -> None:
         self.tokenizer = tokenizer
-        self._model = compat.transformers_model(model)
         spec = EngineSpec(
             memory, num_blocks, block_size, kv_dtype, kv_scales, max_num_seqs, max_num_batched_tokens, max_model_len,
             policy, preemption, watermark, max_step_stretch, prefix_sharing, prepack, cuda_graphs,
@@ -100,8 +95,8 @@ class ContinuousBatcher:
         self.hooks.extend(hooks)
         pool, scheduler = self.pool, self._parts.scheduler
         self._finalizer = weakref.finalize(self, pool.abandon, scheduler.give_back)
-        self._numbers = itertools.count()
-        self._is_closed = False
+        self._intake = Intake(compat.transformers_model(model), tokenizer, self._parts, self.loop)
+        registry.register(self)
 
     @property
     def pool(self) -> KVPool:
@@ -140,9 +135,8 @@ class ContinuousBatcher:
 
         Raises InvalidConfigError, RequestTooLongError for one that can never fit, BatcherClosedError.
         """
-        request = self._request(prompt, generation_config, request_id, priority, tenant, salt, **settings)
-        self.loop.add(request, listener)
-        return request.request_id
+        names = {"request_id": request_id, "priority": priority, "tenant": tenant, "salt": salt}
+        return self._intake.add(listener, prompt, generation_config, **names, **settings)
 
     def abort(self, request_id: str) -> bool:
         """Give a request up, at any moment and from any thread; whether it was still there. Its blocks go back now, or
@@ -173,9 +167,7 @@ class ContinuousBatcher:
         found: dict[str, RequestOutput] = {}
         try:
             for prompt, config in zip(prompts, per_prompt(generation_config, len(prompts)), strict=True):
-                request = self._request(prompt, config, **settings)
-                self.loop.add(request, mailbox.put, only_end=True)
-                waiting.append(request.request_id)
+                waiting.append(self._intake.add(mailbox.put, prompt, config, only_end=True, **settings))
             with progress_bar(len(waiting), progress) as advance:
                 while len(found) < len(waiting):
                     output = self.loop.next_output(mailbox)
@@ -204,10 +196,10 @@ class ContinuousBatcher:
 
     def close(self, *, drain: bool = False) -> None:
         """Give everything back: requests that are there are aborted, or with `drain` come to their end first."""
-        if self._is_closed:
+        if self._intake.is_closed:
             return
         self.loop.check_not_inside()
-        self._is_closed = True
+        self._intake.is_closed = True
         try:
             while drain and self.has_work:
                 self.step()
@@ -220,23 +212,3 @@ class ContinuousBatcher:
 
     def __exit__(self, *error: object) -> None:
         self.close()
-
-    def _request(
-        self, prompt: Any, generation_config: Config, request_id: str | None = None, priority: int = 0,
-        tenant: str = "", salt: str | None = None, **settings: Any,
-    ) -> Request:  # fmt: skip
-        if self._is_closed:
-            raise BatcherClosedError("this batcher is closed; make another one")
-        ids, text = read_prompt(prompt, self.tokenizer, self._parts.vocab_size)
-        params = resolve_params(self._model, self.tokenizer, len(ids), generation_config, **settings)
-        self._parts.check_fits(len(ids), params)
-        number = next(self._numbers)
-        name = f"request-{number}" if request_id is None else request_id
-        while request_id is None and self.loop.is_there(name):  # somebody has chosen it
-            name += "+"
-        request = Request(
-            name, number, ids, params, text=text,
-            priority=priority, tenant=tenant, salt=salt,
-        )  # fmt: skip
-        self._parts.maker.group(request)
-        return request

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from typing import Any
 
 from transformers import PreTrainedModel
 
+from hfpaged.clock import now
 from hfpaged.engine import events
 from hfpaged.engine.model_runner import ModelRunner, piece_of
 from hfpaged.engine.outputs import FinishReason
 from hfpaged.engine.pacing import Pace
+from hfpaged.engine.prefix_match import PrefixMatch, prefix_match
 from hfpaged.engine.request import Request, SequenceGroup
-from hfpaged.engine.schedule import Schedule
+from hfpaged.engine.schedule import Admission, Schedule
 from hfpaged.engine.scheduler import Scheduler
 from hfpaged.engine.sequence_end import has_ended, is_half_done
 from hfpaged.engine.sequence_maker import SequenceMaker
@@ -42,6 +43,8 @@ class Engine:
         self._rootless: list[Request] = []  # arrived since the last step
         self._moved: dict[Request, None] = {}  # got tokens or ended since the last step
         self._under_way: tuple[Schedule, TokenStep] | None = None
+        self._began = now()  # the last step
+        self._gaps: dict[float, int] = {}  # of the last step: between two tokens of a request
 
     @property
     def has_work(self) -> bool:
@@ -50,6 +53,7 @@ class Engine:
 
     def add(self, request: Request) -> None:
         """A request begins to wait."""
+        request.block_bytes = self.pool.storage.block_bytes
         self._rootless.append(request)
         for group in request.groups:
             self._scheduler.add(group)
@@ -77,6 +81,7 @@ class Engine:
         self.num_steps += 1
         try:
             self._complete()  # Ctrl-C may have ended the last step in the middle
+            self._began = now()
             schedule = self._schedule()
             tokens = TokenStep(self.pool, self._scheduler, self._maker)
             self._under_way = schedule, tokens
@@ -84,7 +89,7 @@ class Engine:
             self._compute(schedule, tokens)
             forward = self._runner.seconds - forward
             self._complete()
-            self._report(schedule, time.perf_counter() - began, forward, tokens.seconds)
+            self._report(schedule, tokens, time.perf_counter() - began, forward)
             return self._take_moved()
         finally:
             self.step_began = None
@@ -100,10 +105,11 @@ class Engine:
             self.pool.settle_idle()  # what other caches on the pool hold can be found
         with self.pool.changing():
             schedule = self._scheduler.schedule(self._pace.budget(decoding))
+            matches = [prefix_match(self.pool.prefixes.index, admission) for admission in schedule.admitted]
         for group, lost in schedule.preempted:
             self.tells.preempted(group.request, lost)
-        for group, found in schedule.admitted:
-            self._tell_admitted(group, found)
+        for admission, match in zip(schedule.admitted, matches, strict=True):
+            self._tell_admitted(admission, match)
         if schedule.stuck is not None:
             self._fail([schedule.stuck.request], self._no_room(schedule.stuck))
         return schedule
@@ -132,24 +138,19 @@ class Engine:
                     roots[request.salt] = self.pool.prefixes.index.root(keys)
             request.root = roots[request.salt]
 
-    def _tell_admitted(self, group: SequenceGroup, found: int) -> None:
-        request, now = group.request, events.now()
+    def _tell_admitted(self, admission: Admission, match: PrefixMatch | None) -> None:
+        request = admission.group.request
         again = request.admitted_time is not None
         if not again:
-            request.admitted_time, request.num_cached_tokens = now, found
-        names: dict[str, Any] = {"request_id": request.request_id, "tenant": request.tenant}
-        self.tells.emit(events.Admitted(**names, time=now, queue_time=now - group.queued_at, again=again))
-        if found:
-            asked = len(group.sequences[0].tokens)
-            self.tells.emit(
-                events.PrefixHit(**names, time=now, hit=found, queried=asked, waited_for=group.waited_for)
-            )  # fmt: skip
+            request.admitted_time, request.num_cached_tokens = now(), admission.found
+        self.tells.admitted(request, admission.waits, again=again)
+        if match is None or again:
+            return
+        self.tells.matched(request, match, admission.group.waited_for)
         with self.pool.changing():
-            request.count_blocks()
-            if not again and request.root is not None:
-                counts = self.pool.prefixes.index.counts
-                counts.queries += request.num_prompt_tokens
-                counts.hits += found
+            counts = self.pool.prefixes.index.counts
+            counts.queries += match.queried
+            counts.hits += match.hit
 
     def _compute(self, schedule: Schedule, tokens: TokenStep) -> None:
         """The forward, and what is sampled from it."""
@@ -171,7 +172,7 @@ class Engine:
         if self._under_way is None:
             return
         schedule, tokens = self._under_way
-        self._finish(tokens)
+        self._finish(schedule, tokens)
         if schedule.work and not tokens.is_done:
             starts = {work.seq: work.start for work in schedule.work}
             for group in [group for group in self._scheduler.running if is_half_done(group, starts)]:
@@ -180,14 +181,14 @@ class Engine:
                     self._scheduler.preempt(group)
         self._under_way = None
 
-    def _finish(self, tokens: TokenStep) -> None:
+    def _finish(self, schedule: Schedule, tokens: TokenStep) -> None:
         """After sampling: what failed or came to its end gives its blocks back."""
         self._moved |= tokens.moved
+        if tokens.is_done:
+            self.tells.prefilled(schedule, self.num_steps, self._began)
+        self._gaps = self.tells.tokens(tokens.moved)
         for request, error in tokens.failed.items():
             self._fail([request], error)
-        for request in tokens.moved:
-            if request.first_token_time is None and not request.is_finished:
-                self.tells.first_token(request)
         for request in tokens.ended if tokens.is_done else tokens.moved:  # Ctrl-C may have come before it was noted
             if not request.is_finished:
                 self._release_ended(request)
@@ -197,8 +198,8 @@ class Engine:
         ended = [group for group in request.groups if has_ended(group)]
         if not ended:
             return
-        request.count_blocks()
         with self.pool.changing():
+            request.look_at_memory(self.pool.blocks)
             for group in ended:
                 request.groups.remove(group)
                 self._scheduler.remove(group)
@@ -216,10 +217,10 @@ class Engine:
         if request.is_finished:
             return
         with self.pool.changing():
-            request.count_blocks()
+            request.look_at_memory(self.pool.blocks)
             for group in request.groups:
                 self._scheduler.remove(group)
-        request.groups, request.is_finished, request.finished_time = [], True, events.now()
+        request.groups, request.is_finished, request.finished_time = [], True, now()
         for seq in request.sequences:
             seq.finish_reason = seq.finish_reason or reason
         self._moved[request] = None
@@ -230,16 +231,17 @@ class Engine:
         needed = self._scheduler.needs.still(group.sequences[0], 1)
         return OutOfBlocksError(needed, free, self.pool.num_blocks, " Others than this batcher hold the rest")
 
-    def _report(self, schedule: Schedule, seconds: float, forward: float, sampling: float) -> None:
+    def _report(self, schedule: Schedule, tokens: TokenStep, seconds: float, forward: float) -> None:
         self._pace.told(schedule.num_decodes, schedule.num_prefill_tokens, seconds)
         if self.tells.hooks:
             blocks = self.pool.blocks
             self.tells.emit(
                 events.StepFinished(
                     number=self.num_steps, num_sequences=len(schedule.work), num_tokens=schedule.num_tokens,
-                    num_prefill_tokens=schedule.num_prefill_tokens, num_waiting=len(self._scheduler.waiting),
-                    num_running=len(self._scheduler.running), preemptions=len(schedule.preempted), seconds=seconds,
-                    forward_seconds=forward, sampling_seconds=sampling, blocks_used=blocks.num_used,
-                    blocks_total=blocks.num_blocks,
+                    num_prefill_tokens=schedule.num_prefill_tokens, num_sampled=tokens.num_sampled,
+                    num_waiting=len(self._scheduler.waiting), num_running=len(self._scheduler.running),
+                    preemptions=len(schedule.preempted), seconds=seconds, forward_seconds=forward,
+                    sampling_seconds=tokens.seconds, blocks_used=blocks.num_used, blocks_total=blocks.num_blocks,
+                    token_gaps=self._gaps,
                 )
             )  # fmt: skip

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextvars import Context
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
+from hfpaged.clock import now
 from hfpaged.engine.outputs import FinishReason, RequestMetrics
+from hfpaged.prefix_block import Origin
 
-# One origin for all times: the clock of the wall may jump, and differences must not.
-_ORIGIN = time.time() - time.perf_counter()
-
-
-def now() -> float:
-    """Seconds since the epoch, never going back."""
-    return _ORIGIN + time.perf_counter()
+if TYPE_CHECKING:
+    from hfpaged.engine.params import RequestParams
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,26 +31,60 @@ class RequestEvent(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Rejected(RequestEvent):
+    """A request was refused before it began to wait. Told in the thread of its caller, in the middle of anything;
+    `request_id` is empty where it had none yet.
+    """
+
+    error: BaseException
+
+
+@dataclass(frozen=True, kw_only=True)
 class Arrived(RequestEvent):
+    """`context` is that of the caller who brought it, `origin` what stands for it in the prefixes that it computes."""
+
     prompt_tokens: int
     priority: int
+    params: RequestParams
+    origin: Origin
+    context: Context
 
 
 @dataclass(frozen=True, kw_only=True)
 class Admitted(RequestEvent):
-    """Its first blocks are granted, or after a preemption new ones (`again`)."""
+    """Its first blocks are granted, or after a preemption new ones (`again`). `waits` are the seconds that it waited
+    since it arrived or was preempted, by cause; their sum is `queue_time`.
+    """
 
-    queue_time: float  # seconds since it arrived or was preempted
+    queue_time: float
     again: bool
+    waits: Mapping[str, float]
 
 
 @dataclass(frozen=True, kw_only=True)
-class PrefixHit(RequestEvent):
-    """Of `queried` tokens `hit` were found in the pool, computed by the request that it `waited_for` if it did."""
+class PrefixMatched(RequestEvent):
+    """Its prompt was looked up, once, when it was admitted first: of `queried` tokens `hit` need not be computed. They
+    were computed by `computed_by`, each named once; it `waited_for` one of them if it did. `reason` is why there were
+    not more: see PrefixReport, "complete" for a prompt that is all known.
+    """
 
     hit: int
     queried: int
+    reason: str
+    computed_by: tuple[Origin, ...] = ()
     waited_for: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prefilled(RequestEvent):
+    """A chunk of its tokens was computed in step `number`: `tokens` from position `start` on, from `began` to `time`.
+    After a preemption they may have been computed before.
+    """
+
+    number: int
+    began: float
+    start: int
+    tokens: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,9 +94,10 @@ class FirstToken(RequestEvent):
 
 @dataclass(frozen=True, kw_only=True)
 class Preempted(RequestEvent):
-    """Its blocks were taken back; `lost` tokens may have to be computed again."""
+    """Its blocks were taken back; `lost` tokens may have to be computed again. It had `output_tokens` by then."""
 
     lost: int
+    output_tokens: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,13 +128,14 @@ class Failed(RequestEvent):
 @dataclass(frozen=True, kw_only=True)
 class StepFinished(Event):
     """One step. `seconds` is all of it; of these the model's forward and the sampler took theirs, and what is left is
-    scheduling and bookkeeping.
+    scheduling and bookkeeping. `token_gaps`: how many requests got a token so many seconds after their last one.
     """
 
     number: int
     num_sequences: int
     num_tokens: int
     num_prefill_tokens: int
+    num_sampled: int
     num_waiting: int
     num_running: int
     preemptions: int
@@ -110,6 +144,7 @@ class StepFinished(Event):
     sampling_seconds: float
     blocks_used: int
     blocks_total: int
+    token_gaps: Mapping[float, int]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 FinishReason = Literal["stop", "length", "abort", "error"]
@@ -60,7 +62,13 @@ class SequenceOutput(NamedTuple):
 
 
 class RequestMetrics(NamedTuple):
-    """Times in seconds since the epoch, None for what has not come."""
+    """Times in seconds since the epoch, None for what has not come.
+
+    Memory is what the blocks in its tables take in all layers. `byte_seconds` is that integrated over time, what the
+    request cost: of a block with several holders each bears an equal part. `waits` are seconds by cause: "blocks" (not
+    enough free ones), "seats" (max_num_seqs), "budget" (max_num_batched_tokens), "prefix" (another request is computing
+    what it needs), "turn" (for the next step, behind those before it).
+    """
 
     arrival_time: float
     admitted_time: float | None = None
@@ -71,6 +79,11 @@ class RequestMetrics(NamedTuple):
     computed_tokens: int = 0  # in forwards, those of preempted sequences again
     draft_tokens: int = 0  # proposed by speculation, and those of them that were right
     accepted_tokens: int = 0
+    cached_tokens: int = 0  # of the prompt, found in the pool when it was admitted first
+    peak_bytes: int = 0
+    shared_bytes: int = 0  # the most of them in blocks that others held too
+    byte_seconds: float = 0.0
+    waits: Mapping[str, float] = MappingProxyType({})
 
     @property
     def queue_time(self) -> float | None:

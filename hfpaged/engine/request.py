@@ -4,12 +4,16 @@
 
 from __future__ import annotations
 
+import contextvars
 from array import array
 from typing import TYPE_CHECKING
 
-from hfpaged.engine.events import now
+from hfpaged.block_pool import BlockPool
+from hfpaged.clock import now
 from hfpaged.engine.outputs import FinishReason, PositionLogprobs, RequestMetrics
-from hfpaged.prefix_block import Root
+from hfpaged.engine.waits import Waiting
+from hfpaged.memory_account import MemoryAccount
+from hfpaged.prefix_block import Origin, Root
 from hfpaged.sequence import Sequence
 
 if TYPE_CHECKING:
@@ -74,7 +78,7 @@ class SequenceGroup:
     work      tokens computed for it so far, again after each preemption: what a preemption would throw away
     """
 
-    __slots__ = ("beams", "queued_at", "request", "seats", "sequences", "waited_for", "was_preempted", "work")
+    __slots__ = ("beams", "request", "seats", "sequences", "waited_for", "waiting", "was_preempted", "work")
 
     def __init__(self, request: Request, sequences: list[SequenceState], seats: int = 1) -> None:
         self.request, self.sequences, self.seats = request, sequences, seats
@@ -82,7 +86,7 @@ class SequenceGroup:
         self.work = 0
         self.was_preempted = False
         self.waited_for: str | None = None  # the request that computed its prefix meanwhile
-        self.queued_at = now()
+        self.waiting = Waiting(request.arrival_time)
 
     @property
     def is_decoding(self) -> bool:
@@ -120,8 +124,14 @@ class Request:
         self.arrival_time = now()
         self.admitted_time: float | None = None
         self.first_token_time: float | None = None
+        self.last_token_time: float | None = None
         self.finished_time: float | None = None
-        self.preemptions = self.peak_blocks = self.computed_tokens = self.draft_tokens = self.accepted_tokens = 0
+        self.preemptions = self.computed_tokens = self.draft_tokens = self.accepted_tokens = 0
+        self.origin = Origin(request_id)
+        self.context = contextvars.copy_context()
+        self.memory = MemoryAccount()
+        self.block_bytes = 0
+        self.waits: dict[str, float] = {}
 
     @property
     def wants_prompt_logits(self) -> bool:
@@ -131,14 +141,18 @@ class Request:
     @property
     def metrics(self) -> RequestMetrics:
         """As they stand now."""
+        memory, size = self.memory, self.block_bytes
         return RequestMetrics(
             self.arrival_time, self.admitted_time, self.first_token_time, self.finished_time, self.preemptions,
-            self.peak_blocks, self.computed_tokens, self.draft_tokens, self.accepted_tokens,
+            memory.peak_blocks, self.computed_tokens, self.draft_tokens, self.accepted_tokens, self.num_cached_tokens,
+            memory.peak_blocks * size, memory.shared_blocks * size, memory.block_seconds * size, self.waits,
         )  # fmt: skip
 
-    def count_blocks(self) -> None:
-        """Note how many blocks its tables hold now, if that is the most so far."""
-        running = [seq.blocks for group in self.groups for seq in group.sequences if seq.blocks]
-        tables = [table for blocks in running for table in blocks.tables]
-        held = len(tables[0].blocks) if len(tables) == 1 else len({block for table in tables for block in table.blocks})
-        self.peak_blocks = max(self.peak_blocks, held)
+    @property
+    def num_new(self) -> int:
+        """Tokens behind the prompt, in all sequences."""
+        return sum(seq.num_new for seq in self.sequences)
+
+    def look_at_memory(self, pool: BlockPool) -> None:
+        """Its blocks have changed, or are about to."""
+        self.memory.look(pool, [seq.blocks for group in self.groups for seq in group.sequences if seq.blocks])

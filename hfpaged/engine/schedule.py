@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from hfpaged.engine.request import SequenceGroup, SequenceState
+from hfpaged.prefix_index import Match
 
 
 class Scheduled(NamedTuple):
@@ -18,12 +19,22 @@ class Scheduled(NamedTuple):
     samples: bool
 
 
+class Admission(NamedTuple):
+    """A group begins with `match`, which has `found` tokens, after it waited for `waits` (seconds by cause)."""
+
+    group: SequenceGroup
+    match: Match
+    found: int
+    waits: dict[str, float]
+
+
 @dataclass
 class Schedule:
     """What a step computes, decodes first, and what was decided on the way.
 
     num_decodes, num_prefill_tokens   how many works are decodes, and how many tokens the others have
-    admitted   groups that begin, with the tokens that were found of each
+    prefills   the works that are no decodes
+    admitted   groups that begin
     preempted  groups that lost their blocks, with the tokens that were in them
     stuck      a group that finds no blocks although no other group holds any
     """
@@ -31,7 +42,8 @@ class Schedule:
     work: list[Scheduled] = field(default_factory=list)
     num_decodes: int = 0
     num_prefill_tokens: int = 0
-    admitted: list[tuple[SequenceGroup, int]] = field(default_factory=list)
+    prefills: list[Scheduled] = field(default_factory=list)
+    admitted: list[Admission] = field(default_factory=list)
     preempted: list[tuple[SequenceGroup, int]] = field(default_factory=list)
     stuck: SequenceGroup | None = None
 
@@ -66,7 +78,8 @@ class Schedule:
         """Single tokens first, and of these side by side who read the same blocks first: they are read once. Nothing is
         dropped any more then.
         """
-        self.num_prefill_tokens = sum(work.count for work in self.work[self.num_decodes :])
+        self.prefills = self.work[self.num_decodes :]
+        self.num_prefill_tokens = sum(work.count for work in self.prefills)
         self.work.sort(key=_place)
 
 

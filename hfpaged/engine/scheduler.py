@@ -11,14 +11,15 @@ from bisect import insort
 from collections.abc import Iterator
 
 from hfpaged.block_manager import BlockManager
+from hfpaged.clock import now
 from hfpaged.engine.admitter import Admitter
 from hfpaged.engine.block_needs import BlockNeeds
-from hfpaged.engine.events import now
 from hfpaged.engine.limits import Limits
 from hfpaged.engine.preemption import PreemptionPolicy, least_computed_first
 from hfpaged.engine.request import SequenceGroup
-from hfpaged.engine.schedule import Schedule, Scheduled
+from hfpaged.engine.schedule import Admission, Schedule, Scheduled
 from hfpaged.engine.waiting_queue import WaitingQueue
+from hfpaged.engine.waits import Cause, WaitClock, Waiting
 from hfpaged.prefix_cache import PrefixCache
 from hfpaged.prefix_index import Match
 from hfpaged.sequence import Sequence
@@ -39,6 +40,7 @@ class Scheduler:
         self.limits = limits
         self.waiting = WaitingQueue(by_priority)
         self.running: list[SequenceGroup] = []  # best first
+        self.clock = WaitClock()
         longest = None if limits.whole_prompts else limits.max_num_batched_tokens
         self.needs = BlockNeeds(windows, manager.block_size, longest)
         self._admitter = Admitter(manager, prefixes, self.needs, limits.watermark)
@@ -50,6 +52,7 @@ class Scheduler:
 
     def add(self, group: SequenceGroup) -> None:
         """A new group waits."""
+        group.waiting.begin(self.clock)
         self.waiting.add(group)
 
     def replace(self, group: SequenceGroup, others: list[SequenceGroup]) -> None:
@@ -65,18 +68,19 @@ class Scheduler:
         if group in self.running:
             self.running.remove(group)
             self.waiting.left(group)
-        else:
-            self.waiting.discard(group)
+        elif self.waiting.discard(group):
+            self._end_wait(group)
         self._free(group)
 
     def preempt(self, group: SequenceGroup) -> None:
         """Take the blocks of a running group back; it waits at the front."""
-        group.request.count_blocks()
+        group.request.look_at_memory(self._pool)
         self.running.remove(group)
         self._free(group)
-        group.was_preempted, group.queued_at, group.waited_for = True, now(), None
+        group.was_preempted, group.waited_for = True, None
+        group.waiting = Waiting(now())
         group.request.preemptions += 1
-        self.waiting.add(group)
+        self.add(group)
         self.waiting.left(group)  # after that: its tenant was here all the time
 
     def schedule(self, prefill_budget: int) -> Schedule:
@@ -88,8 +92,8 @@ class Scheduler:
             budget = self._plan_prefills(schedule, budget)
         whole = len(schedule.work)
         self._settle_shortage(schedule)
-        if len(schedule.work) == whole and not schedule.preempted and len(self.waiting):
-            self._admit(schedule, budget)
+        is_short = len(schedule.work) < whole or bool(schedule.preempted)
+        self.clock.tell("blocks" if is_short else self._admit(schedule, budget) if len(self.waiting) else None)
         schedule.sort()
         return schedule
 
@@ -104,9 +108,9 @@ class Scheduler:
         if blocks.chain is not None:
             blocks.chain.items.extend(tokens[length - count : length])
         if length % self._manager.block_size < count:
-            self._prefixes.publish(blocks)
+            self._prefixes.publish(blocks, origin=group.request.origin)
             self._admitter.promises.progress(group, length)
-            group.request.count_blocks()
+            group.request.look_at_memory(self._pool)
         if self._manager.has_windows:
             self._manager.release_left([blocks])
 
@@ -178,25 +182,26 @@ class Scheduler:
         growth = _growth(schedule)
         return self._manager.can_surely_grow(growth) or self._manager.can_grow(growth)
 
-    def _admit(self, schedule: Schedule, budget: int) -> None:
-        """Let in who is next, as long as there are seats, tokens of the budget and blocks."""
+    def _admit(self, schedule: Schedule, budget: int) -> Cause | None:
+        """Let in who is next, as long as there are seats, tokens of the budget and blocks; what others wait for."""
         seats = self.limits.max_num_seqs - sum(group.seats for group in self.running)
         if budget <= 0 or seats <= 0:
-            return
+            return "seats" if seats <= 0 else "budget"
         reserved, taken = self._admitter.reserved(self.running), None
         passed = 0
         for group in self.waiting.in_order():
             # Who waits for a prefix is asked again at each step, so that not all of a long queue may be passed by.
             if budget <= 0 or group.seats > seats or passed > self.limits.max_num_seqs:
-                return
+                return "budget" if budget <= 0 else "seats" if group.seats > seats else "prefix"
             match = self._admitter.match(group)
             awaited = self._admitter.awaited(group, match)
             if awaited is not None:
                 group.waited_for = awaited.request.request_id
+                group.waiting.await_prefix(self.clock)
                 passed += 1
                 continue
             if self.limits.whole_prompts and group.sequences[0].num_left > self._room(schedule, budget):
-                return
+                return "budget"
             needed = self._admitter.needs(group, match)
             if taken is None:  # copies-on-write too, which this step makes before anything that it reserves for later
                 taken = self._manager.num_blocks_needed(_growth(schedule))
@@ -204,24 +209,32 @@ class Scheduler:
             if needed + kept > self._pool.num_free and not self._is_alone():
                 if not self.running:  # others than this scheduler hold blocks of the pool, and will not give them back
                     schedule.stuck = group
-                return
+                return "blocks"
             for work in self._begin(schedule, group, match, self._room(schedule, budget)):
                 schedule.work.append(work)
                 budget -= work.count
             seats -= group.seats
             reserved, taken = reserved + self._admitter.still(group), taken + needed
+        return None
 
     def _is_alone(self) -> bool:
         """Whether nobody holds any block, so that waiting brings none: what fits an empty pool begins."""
         return not self.running and self._pool.num_used == 0
 
     def _begin(self, schedule: Schedule, group: SequenceGroup, match: Match, budget: int) -> Iterator[Scheduled]:
+        group.request.look_at_memory(self._pool)
         self.waiting.admit(group)
         insort(self.running, group, key=self.waiting.rank)
-        schedule.admitted.append((group, self._admitter.begin(group.sequences[0], match)))
+        found = self._admitter.begin(group.sequences[0], match)
+        schedule.admitted.append(Admission(group, match, found, self._end_wait(group)))
         if len(group.sequences) == 1:
             self._admitter.promise(group)
         return self._chunks(group, budget)
+
+    def _end_wait(self, group: SequenceGroup) -> dict[str, float]:
+        waits, total = group.waiting.end(self.clock), group.request.waits
+        group.request.waits = {cause: total.get(cause, 0.0) + waits.get(cause, 0.0) for cause in total | waits}
+        return waits
 
     def _free(self, group: SequenceGroup) -> None:
         self._admitter.promises.withdraw(group)

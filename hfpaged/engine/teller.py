@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+from hfpaged.clock import now
 from hfpaged.engine import events
 from hfpaged.engine.outputs import FinishReason
+from hfpaged.engine.prefix_match import PrefixMatch
 from hfpaged.engine.request import Request
+from hfpaged.engine.schedule import Schedule
 
 logger = logging.getLogger("hfpaged")
 
@@ -37,25 +41,55 @@ class Teller:
         if interrupt is not None:
             raise interrupt
 
+    def rejected(self, request_id: str | None, tenant: str | None, error: Exception) -> None:
+        """Somebody was refused; told by the thread of whoever asked."""
+        self.emit(events.Rejected(request_id=request_id or "", tenant=tenant or "", error=error))
+
     def arrived(self, request: Request) -> None:
         self.emit(
             events.Arrived(
                 **_names(request), time=request.arrival_time, prompt_tokens=request.num_prompt_tokens,
-                priority=request.priority,
+                priority=request.priority, params=request.params, origin=request.origin, context=request.context,
             )
         )  # fmt: skip
 
     def preempted(self, request: Request, lost: int) -> None:
         """`lost` tokens were in the blocks that were taken back."""
-        self.emit(events.Preempted(**_names(request), lost=lost))
+        self.emit(events.Preempted(**_names(request), lost=lost, output_tokens=request.num_new))
 
-    def first_token(self, request: Request) -> None:
-        """Nothing if it has been told."""
-        if request.first_token_time is None:
-            request.first_token_time = time = events.now()
+    def admitted(self, request: Request, waits: Mapping[str, float], *, again: bool) -> None:
+        """`waits`: seconds by cause."""
+        self.emit(
+            events.Admitted(**_names(request), queue_time=sum(waits.values()), again=again, waits=waits)
+        )  # fmt: skip
+
+    def matched(self, request: Request, match: PrefixMatch, waited_for: str | None) -> None:
+        """Its prompt was looked up."""
+        self.emit(events.PrefixMatched(**_names(request), **match._asdict(), waited_for=waited_for))
+
+    def prefilled(self, schedule: Schedule, number: int, began: float) -> None:
+        """Step `number` has computed what it was to."""
+        for work in schedule.prefills:
             self.emit(
-                events.FirstToken(**_names(request), time=time, time_to_first_token=time - request.arrival_time)
+                events.Prefilled(
+                    **_names(work.group.request), number=number, began=began, start=work.start, tokens=work.count
+                )
             )  # fmt: skip
+
+    def tokens(self, requests: Iterable[Request]) -> dict[float, int]:
+        """These got tokens. How many of them did so many seconds after their last one."""
+        time = now()
+        gaps: dict[float, int] = {}  # by the time of the last one, which many have in common
+        for request in requests:
+            last, request.last_token_time = request.last_token_time, time
+            if last is not None:
+                gaps[last] = gaps.get(last, 0) + 1
+            else:
+                request.first_token_time = time
+                self.emit(
+                    events.FirstToken(**_names(request), time=time, time_to_first_token=time - request.arrival_time)
+                )  # fmt: skip
+        return {time - last: count for last, count in gaps.items()}
 
     def ended(self, request: Request, reason: FinishReason | None) -> None:
         """`reason`: of the whole request, None where each sequence has its own."""
@@ -70,7 +104,7 @@ def _final_event(request: Request, reason: FinishReason | None) -> events.Reques
     if reason == "error":
         assert request.error is not None
         return events.Failed(**_names(request), error=request.error, metrics=request.metrics)
-    tokens = sum(seq.num_new for seq in request.sequences)
+    tokens = request.num_new
     if reason == "abort":
         return events.Aborted(**_names(request), output_tokens=tokens, metrics=request.metrics)
     first = request.sequences[0].finish_reason

@@ -45,6 +45,7 @@ class TokenStep:
         self.failed: dict[Request, BaseException] = {}
         self.ended: dict[Request, None] = {}  # those with a sequence that came to its end
         self.seconds = 0.0
+        self.num_sampled = 0
         self.is_done = False
 
     def take(self, works: Many[Scheduled], logits: Tensor, counts: Many[int]) -> None:
@@ -119,6 +120,7 @@ class TokenStep:
             self.failed[seq.request] = got
             return False
         self.moved[seq.request] = None
+        self.num_sampled += 1
         error = take_token(seq, got)
         if seq.finish_reason is not None:
             self.ended[seq.request] = None
@@ -141,6 +143,7 @@ class TokenStep:
             self.failed[group.request] = error
             return
         self.moved[group.request] = None
+        self.num_sampled += len(move.tokens)
         with self._pool.changing() as manager:
             old = group.sequences
             group.sequences = [old[parent].fork(index) for index, parent in enumerate(move.parents)]

@@ -1,0 +1,59 @@
+"""How a request comes in: its prompt and settings are read and checked, and it begins to wait, or is refused."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any, TypeAlias
+
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from hfpaged.engine.assembly import Assembly
+from hfpaged.engine.delivery import Listener
+from hfpaged.engine.loop import EngineLoop
+from hfpaged.engine.params import resolve_params
+from hfpaged.engine.prompts import read_prompt
+from hfpaged.engine.request import Request
+from hfpaged.errors import BatcherClosedError
+
+Config: TypeAlias = GenerationConfig | dict[str, Any] | None
+
+
+class Intake:
+    """Of one batcher."""
+
+    def __init__(
+        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, parts: Assembly, loop: EngineLoop
+    ) -> None:
+        self.is_closed = False
+        self._model, self._tokenizer, self._parts, self._loop = model, tokenizer, parts, loop
+        self._numbers = itertools.count()
+
+    def add(
+        self, listener: Listener | None, prompt: Any, generation_config: Config, *, only_end: bool = False,
+        **settings: Any,
+    ) -> str:  # fmt: skip
+        """Let a request wait, see EngineLoop.add; returns its id. Who is refused is told of."""
+        try:
+            request = self._request(prompt, generation_config, **settings)
+            self._loop.add(request, listener, only_end=only_end)
+        except Exception as error:
+            self._parts.engine.tells.rejected(settings.get("request_id"), settings.get("tenant"), error)
+            raise
+        return request.request_id
+
+    def _request(
+        self, prompt: Any, generation_config: Config, request_id: str | None = None, priority: int = 0,
+        tenant: str = "", salt: str | None = None, **settings: Any,
+    ) -> Request:  # fmt: skip
+        if self.is_closed:
+            raise BatcherClosedError("this batcher is closed; make another one")
+        ids, text = read_prompt(prompt, self._tokenizer, self._parts.vocab_size)
+        params = resolve_params(self._model, self._tokenizer, len(ids), generation_config, **settings)
+        self._parts.check_fits(len(ids), params)
+        number = next(self._numbers)
+        name = f"request-{number}" if request_id is None else request_id
+        while request_id is None and self._loop.is_there(name):  # somebody has chosen it
+            name += "+"
+        request = Request(name, number, ids, params, text=text, priority=priority, tenant=tenant, salt=salt)
+        self._parts.maker.group(request)
+        return request

@@ -1,0 +1,33 @@
+"""What was found of the prompt of a request that was admitted, who had computed it, and why it was not more."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from hfpaged.engine.schedule import Admission
+from hfpaged.explain import explain_match
+from hfpaged.match_end import match_end
+from hfpaged.prefix_block import Origin
+from hfpaged.prefix_index import PrefixIndex
+
+
+class PrefixMatch(NamedTuple):
+    """See hfpaged.engine.events.PrefixMatched."""
+
+    hit: int
+    queried: int
+    reason: str
+    computed_by: tuple[Origin, ...]
+
+
+def prefix_match(index: PrefixIndex, admission: Admission) -> PrefixMatch | None:
+    """None where nothing was looked up, or not for the first time."""
+    request = admission.group.request
+    root, match = request.root, admission.match
+    if root is None or request.wants_prompt_logits or request.admitted_time is not None:
+        return None
+    end = match_end(index, root, request.prompt, request.num_prompt_tokens - 1, match)
+    reason = explain_match(index, root, request.prompt, end).report.reason
+    entries = match.blocks if match.partial is None else [*match.blocks, match.partial]
+    origins = dict.fromkeys(entry.origin for entry in entries if entry.origin is not None)
+    return PrefixMatch(admission.found, request.num_prompt_tokens, reason, tuple(origins))

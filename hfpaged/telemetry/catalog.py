@@ -1,0 +1,195 @@
+"""All metrics: their names, kinds, helps, labels and buckets. Each has the label `model_name` besides.
+
+Names follow Prometheus's rules (`promtool check metrics`): base units, counters end in `_total`.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+# Of the OpenTelemetry conventions for generative AI, in seconds.
+DURATION_BUCKETS = tuple(0.01 * 2**power for power in range(14))
+FIRST_TOKEN_BUCKETS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
+PER_TOKEN_BUCKETS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
+
+STEP_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+STEP_TOKEN_BUCKETS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0)
+# Fine where block sizes make a difference: 8, 16, 32 and 64 can be told apart from these.
+LENGTH_BUCKETS = (
+    8.0, 16.0, 24.0, 32.0, 48.0, 64.0, 96.0, 128.0, 192.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0,
+    32768.0, 65536.0, 131072.0,
+)  # fmt: skip
+
+Kind = Literal["gauge", "counter", "histogram", "info"]
+
+
+class Metric(NamedTuple):
+    """`name` without the suffixes that an exposition adds to histograms; counters have their `_total`."""
+
+    name: str
+    kind: Kind
+    help: str
+    labels: tuple[str, ...] = ()
+    buckets: tuple[float, ...] = ()
+
+
+METRICS = (
+    # The pools, read when somebody asks.
+    Metric("hfpaged_kv_usage_ratio", "gauge", "Blocks that sequences hold, as a part of all blocks of the pool."),
+    Metric(
+        "hfpaged_kv_blocks",
+        "gauge",
+        "Blocks by state: used, cached (evictable), free, reserved; in sum all.",
+        ("state",),
+    ),
+    Metric("hfpaged_kv_shared_blocks", "gauge", "Used blocks that two or more sequences hold."),
+    Metric(
+        "hfpaged_kv_group_blocks",
+        "gauge",
+        "Blocks of each layer group by state: used, cached.",
+        ("layer_group", "state"),
+    ),
+    Metric(
+        "hfpaged_kv_bytes",
+        "gauge",
+        "Bytes by kind: capacity of all blocks, reserved by tensors, live (tokens), wasted.",
+        ("kind",),
+    ),
+    Metric("hfpaged_kv_tokens", "gauge", "Tokens stored in used blocks, shared ones once, mean over the layer groups."),
+    Metric(
+        "hfpaged_kv_unfilled_slots", "gauge", "Slots of used blocks that hold no live token: internal fragmentation."
+    ),
+    Metric("hfpaged_kv_unfilled_ratio", "gauge", "Unfilled slots as a part of all slots of used blocks."),
+    Metric(
+        "hfpaged_kv_pool_info",
+        "info",
+        "Format and sizes of the pool.",
+        ("kv_format", "block_size", "num_blocks", "layer_groups"),
+    ),
+    Metric("hfpaged_kv_evicted_blocks_total", "counter", "Cached blocks of known prefixes that had to make room."),
+    Metric("hfpaged_prefix_queried_tokens_total", "counter", "Prompt tokens that were looked up, once per request."),
+    Metric(
+        "hfpaged_prefix_hit_tokens_total", "counter", "Prompt tokens that were found and not computed: what was saved."
+    ),
+    Metric("hfpaged_prefix_hash_collisions_total", "counter", "Blocks of equal hash and unequal tokens."),
+    Metric(
+        "hfpaged_prefix_lookups_total",
+        "counter",
+        "Lookups by why they ended: complete, or the reason of the miss.",
+        ("reason",),
+    ),
+    # Requests of batchers.
+    Metric("hfpaged_requests_received_total", "counter", "Requests that came, refused ones too."),
+    Metric("hfpaged_requests_rejected_total", "counter", "Requests that were refused before they waited.", ("reason",)),
+    Metric(
+        "hfpaged_requests_finished_total", "counter", "Requests that ended: stop, length or error.", ("finish_reason",)
+    ),
+    Metric("hfpaged_requests_aborted_total", "counter", "Requests that were given up by who brought them."),
+    Metric("hfpaged_requests_running", "gauge", "Requests that hold blocks."),
+    Metric("hfpaged_requests_waiting", "gauge", "Requests that hold no blocks, preempted ones among them."),
+    Metric("hfpaged_requests_preempted", "gauge", "Requests that wait because their blocks were taken back."),
+    Metric("hfpaged_preemptions_total", "counter", "Times that blocks were taken back from a running sequence."),
+    Metric("hfpaged_preempted_tokens_total", "counter", "Stored tokens that were in those blocks."),
+    Metric("hfpaged_prompt_tokens_total", "counter", "Prompt tokens of requests that were admitted."),
+    Metric(
+        "hfpaged_computed_tokens_total",
+        "counter",
+        "Tokens that went through the model by phase: prefill, decode.",
+        ("phase",),
+    ),
+    Metric("hfpaged_generated_tokens_total", "counter", "Tokens that were sampled."),
+    Metric(
+        "hfpaged_wait_seconds_total",
+        "counter",
+        "Seconds that requests waited for blocks, seats, budget, prefix, turn.",
+        ("cause",),
+    ),
+    Metric(
+        "hfpaged_kv_byte_seconds_total",
+        "counter",
+        "Memory of ended requests integrated over time, shared parts divided.",
+    ),
+    Metric(
+        "hfpaged_request_duration_seconds",
+        "histogram",
+        "From arrival to the end, aborted ones too.",
+        (),
+        DURATION_BUCKETS,
+    ),
+    Metric(
+        "hfpaged_request_queue_seconds",
+        "histogram",
+        "From arrival to the first admission or the end before it.",
+        (),
+        DURATION_BUCKETS,
+    ),
+    Metric("hfpaged_request_prompt_tokens", "histogram", "Prompt tokens of ended requests.", (), LENGTH_BUCKETS),
+    Metric("hfpaged_request_output_tokens", "histogram", "New tokens of ended requests.", (), LENGTH_BUCKETS),
+    Metric("hfpaged_sequence_tokens", "histogram", "Prompt and new tokens of ended sequences.", (), LENGTH_BUCKETS),
+    Metric(
+        "hfpaged_time_to_first_token_seconds", "histogram", "From arrival to the first token.", (), FIRST_TOKEN_BUCKETS
+    ),
+    Metric(
+        "hfpaged_inter_token_latency_seconds", "histogram", "Between two tokens of a request.", (), PER_TOKEN_BUCKETS
+    ),
+    Metric(
+        "hfpaged_time_per_output_token_seconds",
+        "histogram",
+        "Mean time of each token behind the first of a request.",
+        (),
+        PER_TOKEN_BUCKETS,
+    ),
+    # Steps.
+    Metric(
+        "hfpaged_step_duration_seconds",
+        "histogram",
+        "Steps that only decode, and those with prompt tokens (prefill).",
+        ("phase",),
+        STEP_BUCKETS,
+    ),
+    Metric(
+        "hfpaged_step_tokens",
+        "histogram",
+        "Tokens of a step by phase, where it has any.",
+        ("phase",),
+        STEP_TOKEN_BUCKETS,
+    ),
+    Metric("hfpaged_step_sequences", "histogram", "Sequences in a step.", (), STEP_TOKEN_BUCKETS),
+    Metric(
+        "hfpaged_step_seconds_total", "counter", "Seconds of steps by part: forward, sampling, scheduling.", ("part",)
+    ),
+    Metric("hfpaged_last_step_timestamp_seconds", "gauge", "When the last step ended."),
+    Metric(
+        "hfpaged_engine_limit",
+        "gauge",
+        "max_num_seqs, max_num_batched_tokens, max_model_len of the engine.",
+        ("limit",),
+    ),
+    # generate() with a PagedCache.
+    Metric("hfpaged_generate_calls_total", "counter", "Calls of generate() that ended: finished, error.", ("outcome",)),
+    Metric("hfpaged_generate_running", "gauge", "Calls of generate() under way."),
+    Metric(
+        "hfpaged_generate_tokens_total", "counter", "Tokens of ended calls by kind: prompt, cached, output.", ("kind",)
+    ),
+    Metric("hfpaged_generate_duration_seconds", "histogram", "Calls of generate().", (), DURATION_BUCKETS),
+    Metric(
+        "hfpaged_generate_time_to_first_token_seconds",
+        "histogram",
+        "From the call to its first token.",
+        (),
+        FIRST_TOKEN_BUCKETS,
+    ),
+    # Beside them.
+    Metric(
+        "hfpaged_dense_fallbacks_total", "counter", "Attention calls that took the dense path, by reason.", ("reason",)
+    ),
+    Metric(
+        "hfpaged_device_memory_bytes",
+        "gauge",
+        "Memory by kind: total, free, reserved, allocated, peak.",
+        ("device", "kind"),
+    ),
+    Metric("hfpaged_model_weights_bytes", "gauge", "Bytes of the weights and buffers of the model.", ("device",)),
+)
+
+BY_NAME = {metric.name: metric for metric in METRICS}
