@@ -328,7 +328,7 @@ def test_a_forward_that_raises_fails_the_requests_of_its_step_and_no_other(fragi
     assert batcher.pool.num_free == batcher.pool.num_blocks
     rest = [output for _ in range(10) for output in batcher.step() if output.finished]
     assert [(output.request_id, output.finish_reason) for output in rest] == [(ids[2], "length")]
-    assert rest[0].token_ids == alone(batcher._model, prompts((5, 9, 7))[2], **GREEDY)[0]
+    assert rest[0].token_ids == alone(batcher.model, prompts((5, 9, 7))[2], **GREEDY)[0]
     assert [event.error for event in of_kind(seen, ev.Failed)] == [fault, fault]
 
 
@@ -359,7 +359,7 @@ def test_ctrl_c_in_a_forward_leaves_the_pool_whole_and_the_batcher_usable(fragil
     handle.remove()
     batcher.pool.check_integrity()
     tokens += [token for piece in stream for token in piece.token_ids]
-    assert tokens == alone(batcher._model, prompt, **GREEDY)[0]
+    assert tokens == alone(batcher.model, prompt, **GREEDY)[0]
 
 
 def test_blocks_that_other_caches_hold_are_missed_with_the_numbers():

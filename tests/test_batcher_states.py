@@ -54,7 +54,7 @@ def checked(batcher):
     batcher.pool.check_integrity()
     assert batcher.pool.num_free == batcher.pool.num_blocks
     batcher.close()
-    hfpaged.unpatch(batcher._model)
+    hfpaged.unpatch(batcher.model)
 
 
 def num_states():
@@ -298,7 +298,7 @@ def test_the_logits_of_a_long_prompt_are_seen_whether_or_not_it_may_be_cut(name,
     (output,) = outputs
     ids = torch.tensor([prompt])
     with torch.no_grad():
-        expected = torch.log_softmax(batcher._model(ids).logits[0].float(), dim=-1)
+        expected = torch.log_softmax(batcher.model(ids).logits[0].float(), dim=-1)
     for position in range(1, len(prompt)):
         found = output.prompt_logprobs[position]
         assert found.token_id == prompt[position]

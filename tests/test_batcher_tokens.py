@@ -49,7 +49,7 @@ def checked(batcher):
     batcher.pool.check_integrity()
     assert batcher.pool.num_free == batcher.pool.num_blocks
     batcher.close()
-    hfpaged.unpatch(batcher._model)
+    hfpaged.unpatch(batcher.model)
 
 
 SIZES = {

@@ -7,7 +7,7 @@ import weakref
 from typing import Any
 
 from torch import nn
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hfpaged import compat
 from hfpaged.config import DEFAULT_BLOCK_SIZE
@@ -99,6 +99,11 @@ class ContinuousBatcher:
         registry.register(self)
 
     @property
+    def model(self) -> PreTrainedModel:
+        """The model of transformers, without what wraps it."""
+        return compat.transformers_model(self._parts.runner.model)
+
+    @property
     def pool(self) -> KVPool:
         """The block pool: `num_free`, `stats()`, `check_integrity()`."""
         return self._parts.engine.pool
@@ -135,7 +140,7 @@ class ContinuousBatcher:
 
         Raises InvalidConfigError, RequestTooLongError for one that can never fit, BatcherClosedError.
         """
-        names = {"request_id": request_id, "priority": priority, "tenant": tenant, "salt": salt}
+        names: dict[str, Any] = {"request_id": request_id, "priority": priority, "tenant": tenant, "salt": salt}
         return self._intake.add(listener, prompt, generation_config, **names, **settings)
 
     def abort(self, request_id: str) -> bool:
