@@ -11,7 +11,7 @@ import itertools
 from array import array
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -19,11 +19,11 @@ from hfpaged.block_manager import BlockManager
 from hfpaged.common_runs import common_length
 from hfpaged.content import Bools, Content, row_items
 from hfpaged.errors import WindowPassedError
-from hfpaged.explain import Decoder, explain_match
+from hfpaged.explain import Decoder, explain_match, match_reason
 from hfpaged.kv_pool import KVPool
 from hfpaged.match_end import MatchEnd, match_end
 from hfpaged.prefill_plan import plan_prefill
-from hfpaged.prefix_block import Root
+from hfpaged.prefix_block import Origin, Root, origins
 from hfpaged.prefix_index import Match
 from hfpaged.prefix_report import PrefixReport
 from hfpaged.rows import Rows
@@ -52,6 +52,28 @@ class Admission:
             facts = [explain_match(index, self.root, items, end, hit) for items, end, hit in rows]
         return [row.with_texts(tokenizer) for row in facts]
 
+    def found(self, pool: KVPool) -> Found:
+        """What came of it, in short."""
+        index = pool.prefixes.index
+        entries = [entry for match in self.matches for entry in match.all_blocks]
+        with pool.changing():
+            reasons = [match_reason(index, self.root, *row) for row in zip(self.items, self.ends, strict=True)]
+        return Found(
+            sum(len(items) // self.root.width for items in self.items), sum(self.hits), tuple(dict.fromkeys(reasons)),
+            origins(entries),
+        )  # fmt: skip
+
+
+class Found(NamedTuple):
+    """Of `queried` prompt tokens of a batch `hit` need not be computed, as `computed_by` have; `reasons` why not more,
+    each once.
+    """
+
+    queried: int = 0
+    hit: int = 0
+    reasons: tuple[str, ...] = ()
+    computed_by: tuple[Origin, ...] = ()
+
 
 @dataclass(frozen=True)
 class Declined:
@@ -65,6 +87,10 @@ class Declined:
         rows, length = self.shape
         tokens = [length] * rows if self.mask is None else [int(count) for count in (self.mask != 0).sum(1)]
         return [PrefixReport(count, 0, 0, "declined", pool.block_size, declined=self.reason) for count in tokens]
+
+    def found(self, pool: KVPool) -> Found:
+        """Nothing."""
+        return Found(reasons=("declined",))
 
 
 def declined(reason: str, inputs: Inputs) -> Declined:

@@ -21,7 +21,9 @@ from hfpaged.kv_format import Spec
 from hfpaged.kv_pool import KVPool
 from hfpaged.kv_scales import KVScales
 from hfpaged.layer_groups import group_layers
+from hfpaged.memory_account import MemoryAccount
 from hfpaged.pageable import windows_of
+from hfpaged.prefix_block import Origin
 from hfpaged.prefix_lookup import PrefixLookup
 from hfpaged.prefix_report import PrefixReport
 from hfpaged.row_cache import RowCache, own_part
@@ -166,7 +168,7 @@ class PagedCache(RowCache):
         child = self._child()
         child._lookup = self._lookup.beside(shares)
         child._adopt(Rows(self.pool, self._rows.tokens.publishes), [own_part(layer) for layer in self.layers])
-        child._rows.records_past = True
+        child._rows.records_past, child._rows.tokens.origin = True, self._rows.tokens.origin
         child._share_stores(self)
         return child, child._rows
 
@@ -192,6 +194,25 @@ class PagedCache(RowCache):
         """A forward that began and never ended was broken by Ctrl-C."""
         if self._rows.in_forward:
             self.end_step(completed=False)
+
+    @property
+    def lookup(self) -> PrefixLookup:
+        """What was found of the last prompts."""
+        return self._lookup
+
+    @property
+    def stored_tokens(self) -> int:
+        """Of all rows, padding not counted."""
+        return sum(sequence.length for sequence in self._rows.sequences)
+
+    def computed_by(self, origin: Origin) -> None:
+        """What is computed from now on stands for this one."""
+        self._rows.tokens.origin = origin
+
+    def look_at_memory(self, account: MemoryAccount) -> None:
+        """Let somebody note what the rows hold now."""
+        with self.pool.changing():
+            account.look(self.pool.blocks, self._rows.sequences)
 
     def stats(self) -> CacheStats:
         """What the pool of this cache holds now, all caches on it together."""

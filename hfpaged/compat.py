@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
+import re
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -99,6 +100,13 @@ def transformers_model(model: nn.Module) -> PreTrainedModel:
             "page; pass the model on which generate() is called"
         )
     return found
+
+
+def model_name(model: PreTrainedModel) -> str:
+    """What people call it: its name on a hub, the last part of the folder it lies in, or its class."""
+    name = str(getattr(model.config, "_name_or_path", "") or "").rstrip("/\\")
+    is_path = "\\" in name or name.count("/") > 1 or name.startswith((".", "/", "~"))
+    return (re.split(r"[/\\]", name)[-1] if is_path else name) or type(model).__name__
 
 
 def chunk_size(config: PreTrainedConfig) -> int | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from hfpaged.block_hash import ExtraKey, salt_key
 from hfpaged.common_runs import common_length, long_runs
@@ -24,6 +24,8 @@ COMPARED = 8192
 LOOKED_AT, SHOWN = 48, 8
 # Of many blocks behind one, so many of the newest are compared, by runs of GRAM tokens.
 BRANCHES, GRAM = 32, 4
+# With more roots than that (tenants with salts) a reason that is only counted does not ask them all.
+FEW_ROOTS = 32
 
 
 class Decoder(Protocol):
@@ -69,24 +71,51 @@ def explain_prompt(index: PrefixIndex, token_ids: Many[int], salt: str | None, a
 
 def explain_match(index: PrefixIndex, root: Root, items: array[int], end: MatchEnd, hits: int | None = None) -> Facts:
     """Why a match of `items` (`root.width` numbers each) ended where it did, as of then; `hits`: see PrefixReport."""
-    root, ids, size = index.settled(root), items[:: root.width], index.block_size
-    report = PrefixReport(len(ids), end.known, end.known if hits is None else hits, "complete", size)
-    if end.known >= end.limit:
+    ids, size = items[:: root.width], index.block_size
+    why = _why(index, root, items, end, ids, index.roots)
+    report = PrefixReport(len(ids), end.known, end.known if hits is None else hits, why.reason, size)
+    if why.reason == "other key":
+        return Facts(replace(report, differing_keys=why.keys, other_tokens=why.others))
+    if why.reason in ("evicted", "left window"):
+        return Facts(replace(report, evicted_at=end.evicted_at, lost_tokens=why.reach - end.known))
+    if why.reason != "differs":
         return Facts(report)
+    assert end.nearest is not None
+    position = end.known // size * size + end.common
+    known = _continuation(end.nearest, ids[position:], end, root.width)[end.common :]
+    return Facts(replace(report, difference=_difference(ids, known, position, size)), ids, known)
+
+
+def match_reason(index: PrefixIndex, root: Root, items: array[int], end: MatchEnd) -> str:
+    """The reason alone, see PrefixReport: quick, for counting. Of very many roots others are not looked at."""
+    others = index.roots if index.num_roots <= FEW_ROOTS else []
+    return _why(index, root, items, end, items[:: root.width], others).reason
+
+
+class _Why(NamedTuple):
+    """A reason; how many tokens could be known, and how many are for other `keys`."""
+
+    reason: str
+    reach: int = 0
+    keys: tuple[str, ...] = ()
+    others: int = 0
+
+
+def _why(index: PrefixIndex, root: Root, items: array[int], end: MatchEnd, ids: array[int], roots: Many[Root]) -> _Why:
+    root, size = index.settled(root), index.block_size
+    if end.known >= end.limit:
+        return _Why("complete")
     full = end.known // size * size
     position = full + end.common
     reach = max(position, _depth(root, items, 1, size, end) * size)
-    keys, others = _known_elsewhere(index, root, ids, end)
+    keys, others = _known_elsewhere(roots, root, ids, end, size)
     if others >= reach + size:
-        return Facts(replace(report, reason="other key", differing_keys=keys, other_tokens=others))
+        return _Why("other key", reach, keys, others)
     if end.lost:
-        reason = "left window" if end.evicted_at is None else "evicted"
-        return Facts(replace(report, reason=reason, evicted_at=end.evicted_at, lost_tokens=reach - end.known))
+        return _Why("left window" if end.evicted_at is None else "evicted", reach)
     if end.nearest is None or not 0 < position < end.limit:
-        reason = "below block size" if len(ids) - full < size else "never seen"
-        return Facts(replace(report, reason=reason))
-    known = _continuation(end.nearest, ids[position:], end, root.width)[end.common :]
-    return Facts(replace(report, reason="differs", difference=_difference(ids, known, position, size)), ids, known)
+        return _Why("below block size" if len(ids) - full < size else "never seen")
+    return _Why("differs")
 
 
 def _difference(ids: array[int], known: array[int], position: int, block_size: int) -> TokenDifference:
@@ -113,14 +142,16 @@ def _depth(root: Root, numbers: array[int], stride: int, block_size: int, end: M
     return end.limit // block_size
 
 
-def _known_elsewhere(index: PrefixIndex, root: Root, ids: array[int], end: MatchEnd) -> tuple[tuple[str, ...], int]:
+def _known_elsewhere(
+    roots: Many[Root], root: Root, ids: array[int], end: MatchEnd, block_size: int
+) -> tuple[tuple[str, ...], int]:
     """(kinds of extra keys in which another root differs, tokens of the prompt that were known under it) for the root
     with most of them.
     """
     best: tuple[tuple[str, ...], int] = ((), 0)
-    for other in index.roots:
+    for other in roots:
         if other.keys != root.keys:
-            tokens = _depth(other, ids, other.width, index.block_size, end, there=True) * index.block_size
+            tokens = _depth(other, ids, other.width, block_size, end, there=True) * block_size
             if tokens > best[1]:
                 best = tuple(sorted({key.kind for key in {*root.keys} ^ {*other.keys}})), tokens
     return best

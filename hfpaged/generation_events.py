@@ -46,11 +46,13 @@ class GenerationBegan(GenerationEvent):
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationPrefilled(GenerationEvent):
-    """The first forward is over, and with it the prompt. Of `queried` prompt tokens `hit` were found, computed by
-    `computed_by`; `reasons` are those of its rows that their matches ended, see PrefixReport.
+    """The first forward is over, and with it the prompt, as a rule; it `began` then. The cache held `past` tokens from
+    earlier calls. Of the others `queried` were looked up and `hit` of them found, computed by `computed_by`; `reasons`
+    are those of its rows that their matches ended, see PrefixReport.
     """
 
     began: float
+    past: int
     queried: int
     hit: int
     reasons: tuple[str, ...]
@@ -75,13 +77,34 @@ class GenerationEnded(GenerationEvent):
 
 GenerationHook = Callable[[GenerationEvent], None]
 
-# Told of all calls in this process. Without any nothing is recorded.
-hooks: list[GenerationHook] = []
+_hooks: list[GenerationHook] = []
+# Told when somebody begins or ceases to watch: without anybody nothing is recorded.
+listeners: list[Callable[[], None]] = []
+
+
+def is_watched() -> bool:
+    """Whether anybody is told."""
+    return bool(_hooks)
+
+
+def watch(hook: GenerationHook) -> None:
+    """Tell `hook` of all calls in this process."""
+    _hooks.append(hook)
+    for listener in listeners:
+        listener()
+
+
+def unwatch(hook: GenerationHook) -> None:
+    """Undo `watch`."""
+    if hook in _hooks:
+        _hooks.remove(hook)
+    for listener in listeners:
+        listener()
 
 
 def emit(event: GenerationEvent) -> None:
     """Tell all hooks; who only watches must not stop the work."""
-    for hook in list(hooks):
+    for hook in list(_hooks):
         try:
             hook(event)
         except Exception:

@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
-from hfpaged import adapters, attention_origin, compat
+from hfpaged import adapters, attention_origin, compat, generation_watch
 from hfpaged.attention import paged_attention
 from hfpaged.attention_code import stores_padding, switchable_configs
 from hfpaged.errors import UnsupportedModelError
@@ -39,6 +39,11 @@ _patches: weakref.WeakKeyDictionary[PreTrainedModel, _Patch] = weakref.WeakKeyDi
 
 def is_patched(model: Model) -> bool:
     return compat.transformers_model(model) in _patches
+
+
+def is_default(model: PreTrainedModel) -> bool:
+    """Whether generate() of this model makes a PagedCache where it is given none."""
+    return model in _patches and _patches[model].is_default
 
 
 def patch(model: Model, *, default: bool = False, prepack: bool = False) -> Model:
@@ -138,6 +143,9 @@ def _before_forward(
         return None
     by_row = adapters.row_adapters(module)  # equal rows under different adapters have different keys
     named = named if by_row is None else named | {"adapter_names": by_row}
+    call = generation_watch.current()
+    if call is not None:
+        call.forward_begins(cache)
     left = cache.expect(named, module, stores_padding=keeps_padding)
     return None if left is None else ((), left)
 
@@ -155,6 +163,9 @@ class _AfterForward:
         cache, _ = _paged_cache(self._names, args, kwargs)
         if cache is not None:
             cache.end_step(completed=output is not None)
+            call = generation_watch.current()
+            if call is not None and output is not None:
+                call.forward_ended(cache)
 
 
 def _make_default(model: PreTrainedModel) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterable
 
 from hfpaged.block_hash import ExtraKey
 from hfpaged.block_table import GONE
@@ -62,3 +63,8 @@ class PrefixBlock:
 def width_of(parent: PrefixBlock | Root) -> int:
     """Numbers that describe one position, behind a root or a block under it."""
     return parent.width if isinstance(parent, Root) else parent.root.width
+
+
+def origins(blocks: Iterable[PrefixBlock]) -> tuple[Origin, ...]:
+    """Who computed them, each once, as far as that is known."""
+    return tuple(dict.fromkeys(block.origin for block in blocks if block.origin is not None))

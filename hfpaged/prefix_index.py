@@ -36,6 +36,11 @@ class Match:
     partial_length: int = 0
     lost: list[PrefixBlock] = field(default_factory=list)
 
+    @property
+    def all_blocks(self) -> list[PrefixBlock]:
+        """The full ones, and the partial one if there is one."""
+        return self.blocks if self.partial is None else [*self.blocks, self.partial]
+
     def length(self, block_size: int) -> int:
         """Tokens."""
         return len(self.blocks) * block_size + self.partial_length
@@ -78,6 +83,10 @@ class PrefixIndex:
     def num_ghosts(self) -> int:
         """Blocks of tokens that are known without their memory."""
         return len(self._ghosts)
+
+    @property
+    def num_roots(self) -> int:
+        return len(self._roots)
 
     @property
     def roots(self) -> list[Root]:

@@ -87,6 +87,11 @@ class PrefixLookup:
             return [row] * rows.batch
         return [] if self._admission is None else self._admission.explain(rows.pool, tokenizer)
 
+    @property
+    def last(self) -> Admission | Declined | None:
+        """What was found when the last batch began."""
+        return self._admission
+
     def _count_once(self, rows: Rows) -> None:
         if isinstance(self._admission, Admission) and self._counts:
             counts = rows.pool.prefixes.index.counts

@@ -28,7 +28,7 @@ FLOORS = {
     " graph handle paged_layer state_layer model_classes pageable mask_pattern mask attention attention_code"
     " attention_origin pictures prefix_sharing prefix_lookup cache_pool row_cache cache patching"
     " sinks streaming streaming_support packed_cache prepack prepack_faults prepack_gain"
-    " prepack_report",
+    " prepack_report generation_watch generation_inputs",
     3: "engine*",
     4: "__init__ __main__ cli demo demo_model demo_wheel measure bench* quality* verdict support conditions telemetry*",
 }
@@ -44,6 +44,9 @@ FORBIDDEN = {
 
 # Late imports that go up or round, each with its reason. Nothing else may.
 LATE = {
+    ("generation_watch", "cache"): "the cache patches the model, a patched model tells of its forwards, and those who"
+    " record them ask whether a cache is ours",
+    ("generation_watch", "patching"): "see above",
     ("patching", "cache"): "the cache patches the model, and a patched model asks whether its cache is ours",
 }
 

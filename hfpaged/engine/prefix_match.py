@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from hfpaged.engine.schedule import Admission
-from hfpaged.explain import explain_match
+from hfpaged.explain import match_reason
 from hfpaged.match_end import match_end
-from hfpaged.prefix_block import Origin
+from hfpaged.prefix_block import Origin, origins
 from hfpaged.prefix_index import PrefixIndex
 
 
@@ -27,7 +27,5 @@ def prefix_match(index: PrefixIndex, admission: Admission) -> PrefixMatch | None
     if root is None or request.wants_prompt_logits or request.admitted_time is not None:
         return None
     end = match_end(index, root, request.prompt, request.num_prompt_tokens - 1, match)
-    reason = explain_match(index, root, request.prompt, end).report.reason
-    entries = match.blocks if match.partial is None else [*match.blocks, match.partial]
-    origins = dict.fromkeys(entry.origin for entry in entries if entry.origin is not None)
-    return PrefixMatch(admission.found, request.num_prompt_tokens, reason, tuple(origins))
+    reason = match_reason(index, root, request.prompt, end)
+    return PrefixMatch(admission.found, request.num_prompt_tokens, reason, origins(match.all_blocks))
