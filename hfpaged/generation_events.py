@@ -28,7 +28,7 @@ class GenerationCall:
     settings: Mapping[str, Any]
     kv_format: str
     origin: Origin
-    began: float = field(default_factory=now)
+    began: float = field(default_factory=lambda: now())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +36,7 @@ class GenerationEvent:
     """`time` is when it happened."""
 
     call: GenerationCall
-    time: float = field(default_factory=now)
+    time: float = field(default_factory=lambda: now())
 
 
 @dataclass(frozen=True, kw_only=True)

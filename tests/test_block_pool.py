@@ -3,7 +3,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -329,3 +329,25 @@ class PoolMachine(RuleBasedStateMachine):
 
 TestPoolMachine = PoolMachine.TestCase
 TestPoolMachine.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+
+
+@given(
+    tables=st.lists(st.lists(st.integers(0, 9), max_size=6, unique=True), min_size=1, max_size=5),
+    own=st.integers(0, 3),
+)
+def test_what_somebody_holds_is_told_with_what_he_bears_of_it(tables, own):
+    pool = BlockPool(10)
+    ids = pool.allocate(10)
+    for table in tables:
+        for block in table:
+            pool.acquire(block)
+    for block in ids:  # those that allocated them let go
+        pool.release(block)
+    mine = tables[: own + 1]
+    count, shared, part = pool.holding(mine)
+    held = [block for table in mine for block in table]
+    assert count == len(set(held))
+    assert shared == sum(pool.refcount(block) > held.count(block) for block in set(held))
+    assert part == pytest.approx(sum(held.count(block) / pool.refcount(block) for block in set(held)))
+    if len(mine) == len(tables):
+        assert part == pytest.approx(pool.num_used)

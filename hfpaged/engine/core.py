@@ -189,7 +189,11 @@ class Engine:
         self._gaps = self.tells.tokens(tokens.moved)
         for request, error in tokens.failed.items():
             self._fail([request], error)
-        for request in tokens.ended if tokens.is_done else tokens.moved:  # Ctrl-C may have come before it was noted
+        ended = tokens.ended if tokens.is_done else tokens.moved  # Ctrl-C may have come before it was noted
+        with self.pool.changing():  # before the first one goes: together they have borne what they share
+            for request in ended:
+                request.look_at_memory(self.pool.blocks)
+        for request in ended:
             if not request.is_finished:
                 self._release_ended(request)
 
@@ -199,7 +203,6 @@ class Engine:
         if not ended:
             return
         with self.pool.changing():
-            request.look_at_memory(self.pool.blocks)
             for group in ended:
                 request.groups.remove(group)
                 self._scheduler.remove(group)

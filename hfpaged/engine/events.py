@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class Event:
     """`time` is when it happened."""
 
-    time: float = field(default_factory=now)
+    time: float = field(default_factory=lambda: now())  # found when it is made: tests put another clock there
 
 
 @dataclass(frozen=True, kw_only=True)
