@@ -25,18 +25,20 @@ class AttentionCode:
     reaches_registry  its attention function comes out of transformers' registry, where ours is
     hands_over        that function gets keys and values as the cache returned them
     keeps_mask        and the mask as the model made it, and nothing to add to the scores
+    makes_mask        it works on the mask itself, where none at all may mean something else than one of the same pattern
     heeds_name        what it does depends on what the attention implementation is called
     """
 
     reaches_registry: bool = False
     hands_over: bool = False
     keeps_mask: bool = False
+    makes_mask: bool = False
     heeds_name: bool = False
 
     @property
     def is_switchable(self) -> bool:
         """Whether it does the same under our name as under the one that it had."""
-        return self.reaches_registry and not self.heeds_name
+        return self.reaches_registry and not self.heeds_name and not self.makes_mask
 
 
 def switchable_configs(model: PreTrainedModel) -> list[PreTrainedConfig]:
@@ -92,12 +94,13 @@ def _read(forward: ast.FunctionDef, updates: list[ast.Assign], call: ast.Call) -
     given = set().union(*(_names(argument) for argument in call.args))
     changed = _assigned(forward, last + 1, call.lineno)
     mask = _names(_mask_of(call))
-    keeps_mask = bool(mask) and not mask & _assigned(forward, 0, call.lineno, but=_is_passed_on)
+    makes_mask = bool(mask & _assigned(forward, 0, call.lineno, but=_is_passed_on))
     biased = any(keyword.arg == "position_bias" for keyword in call.keywords)
     return AttentionCode(
         reaches_registry=True,
         hands_over=cached <= given and not cached & changed,
-        keeps_mask=keeps_mask and not biased,
+        keeps_mask=bool(mask) and not makes_mask and not biased,
+        makes_mask=makes_mask,
         heeds_name=any(isinstance(node, ast.If) and _is_of_name(node.test) for node in ast.walk(forward)),
     )
 

@@ -84,9 +84,9 @@ FAST = AttentionCode(reaches_registry=True, hands_over=True, keeps_mask=True)
         (MaskOfMany, FAST),
         (Expands, AttentionCode(True, False, True)),
         (OwnCode, AttentionCode()),
-        (OwnMask, AttentionCode(True, True, False)),
+        (OwnMask, AttentionCode(True, True, False, makes_mask=True)),
         (Biased, AttentionCode(True, True, False)),
-        (Named, AttentionCode(True, True, False, heeds_name=True)),
+        (Named, AttentionCode(True, True, False, makes_mask=True, heeds_name=True)),
         (NoCache, None),
         (nn.Linear, None),
     ],
@@ -103,7 +103,13 @@ def test_a_class_without_source_is_not_known():
 
 @pytest.mark.parametrize(
     ("model_type", "is_switched", "keeps"),
-    [("llama", True, False), ("falcon", False, True), ("prophetnet", False, True), ("deepseek_v32", False, True)],
+    [
+        ("llama", True, False),
+        ("falcon", False, True),
+        ("prophetnet", False, True),
+        ("deepseek_v32", False, True),
+        ("doge", False, True),
+    ],
 )
 def test_only_switched_attention_does_without_the_keys_of_padding(model_type, is_switched, keeps):
     from family_models import build
