@@ -155,15 +155,21 @@ def test_the_ratio_is_that_of_medians_and_void_once_any_run_differs():
 
 def step(sequences, tokens, used=0):
     return StepFinished(
-        number=0, num_sequences=sequences, num_tokens=tokens, num_prefill_tokens=tokens - sequences, num_waiting=0,
-        num_running=sequences, preemptions=0, seconds=1.0, forward_seconds=0.0, sampling_seconds=0.0,
-        blocks_used=used, blocks_total=10,
+        number=0, num_sequences=sequences, num_tokens=tokens, num_prefill_tokens=tokens - sequences, num_sampled=sequences,
+        num_waiting=0, num_running=sequences, preemptions=0, seconds=1.0, forward_seconds=0.0, sampling_seconds=0.0,
+        blocks_used=used, blocks_total=10, token_gaps={},
     )  # fmt: skip
 
 
 def test_steps_before_the_first_preemption_are_known_and_the_first_step_has_no_length():
     watch = Steps()
-    for event in (step(2, 9, 4), step(2, 2, 8), step(1, 1, 9), Preempted(request_id="a", lost=3), step(2, 2, 10)):
+    for event in (
+        step(2, 9, 4),
+        step(2, 2, 8),
+        step(1, 1, 9),
+        Preempted(request_id="a", lost=3, output_tokens=0),
+        step(2, 2, 10),
+    ):
         watch(event)
     assert [round(found.use, 2) for found in watch.steps] == [0.8, 0.9, 1.0]
     assert (watch.unhurried, watch.preemptions) == (2, 1)
