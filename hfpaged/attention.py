@@ -47,6 +47,7 @@ def paged_attention(
             assert isinstance(attention_mask, LazyMask)
             return _paged(module, key.step, query, _window(key.step, attention_mask), scaling, kwargs), None
         key.step.rows.check_whole(key.step.group, reason)
+        key.step.rows.pool.counts.count_dense_call(reason)
         _count(reason, module)
     return _dense(module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **kwargs)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
 from collections.abc import Sequence as Many
+from typing import NamedTuple
 
 from hfpaged.block_pool import BlockPool
 from hfpaged.block_table import BlockCopy, BlockTable
@@ -11,6 +13,14 @@ from hfpaged.errors import OutOfBlocksError, StreamPassedError, WindowPassedErro
 from hfpaged.layer_groups import visible_offset
 from hfpaged.sequence import Sequence
 from hfpaged.stream_rule import StreamRule
+
+
+class TableCopy(NamedTuple):
+    """A block table as it stood: see BlockTable."""
+
+    blocks: array[int]
+    first: int
+    length: int
 
 
 class BlockManager:
@@ -42,6 +52,14 @@ class BlockManager:
                     tokens = min(table.length - index * self.block_size, self.block_size)
                     blocks[block] = max(blocks.get(block, 0), tokens)
         return [sum(blocks.values()) for blocks in filled]
+
+    def copy_tables(self) -> list[list[TableCopy]]:
+        """All tables, by layer group."""
+        rows = [sequence.tables for sequence in self._sequences]
+        return [
+            [TableCopy(table.blocks[:], table.first, table.length) for table in tables]
+            for tables in (zip(*rows, strict=True) if rows else [()] * self._num_groups)
+        ]
 
     @property
     def num_tokens(self) -> int:

@@ -101,8 +101,7 @@ class PagedCache(RowCache):
         self._streaming = make_streaming(model, pool.groups, has_state, pool.block_size, window, sinks)
         self._rows.rules = self._streaming.rules if self._streaming else None
         if model is not None:
-            with pool.changing():
-                pool.models.add(model)
+            pool.add_model(model, compat.model_name(compat.transformers_model(model)))
             patching.patch(model)
 
     @property

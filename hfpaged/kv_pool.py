@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from hfpaged import live_pools
 from hfpaged.block_manager import BlockManager
 from hfpaged.block_pool import BlockPool
 from hfpaged.cache_stats import CacheStats
@@ -20,6 +21,7 @@ from hfpaged.explain import Decoder, explain_prompt
 from hfpaged.kv_format import KVFormat, check_layers
 from hfpaged.kv_storage import KVStorage, LayerStore, PartScales
 from hfpaged.layer_groups import LayerGroup
+from hfpaged.pool_contents import read_pool
 from hfpaged.pool_size import count_blocks, free_memory
 from hfpaged.prefix_cache import PrefixCache, is_for
 from hfpaged.prefix_loading import LoadedPrefixes, load_prefixes
@@ -74,6 +76,7 @@ class KVPool:
         self.manager = BlockManager(self.blocks, len(groups), block_size, windows)
         self.prefixes = PrefixCache(self.manager, windows)
         self.live_rows: weakref.WeakSet[Any] = weakref.WeakSet()  # those of all caches on this pool
+        self.counts = live_pools.register(self)
 
     @property
     def num_blocks(self) -> int:
@@ -92,6 +95,12 @@ class KVPool:
         with self._lock:
             self._reclaim()
             yield self.manager
+
+    def add_model(self, model: Any, name: str) -> None:
+        """A cache of `model` uses this pool."""
+        with self._lock:
+            self.models.add(model)
+            self.counts.model_name = self.counts.model_name or name
 
     def settle_idle(self) -> None:
         """Publish what caches hold that are between two forwards: a chat goes on while its last answer is kept."""
@@ -135,23 +144,7 @@ class KVPool:
 
     def stats(self) -> CacheStats:
         """A snapshot. `tokens` counts a token that several sequences share once."""
-        with self.changing():
-            pool, tokens, counts = self.blocks.stats, self.manager.tokens_by_group, self.prefixes.index.counts
-        held = pool.used * self.block_size
-        return CacheStats(
-            blocks_total=pool.total,
-            blocks_used=pool.used,
-            blocks_free=pool.free,
-            blocks_shared=pool.shared,
-            bytes_reserved=self.storage.nbytes,
-            bytes_live=sum(map(self._bytes_of, self.groups, tokens)),
-            waste_ratio=1 - sum(tokens) / held if held else 0.0,
-            tokens=sum(tokens) // max(len(self.groups), 1),
-            blocks_cached=pool.cached,
-            prefix_queries=counts.queries,
-            prefix_hits=counts.hits,
-            prefix_evictions=counts.evictions,
-        )
+        return read_pool(self).stats
 
     def explain(
         self, input_ids: Any, tokenizer: Decoder | None = None, salt: str | None = None,
@@ -233,7 +226,8 @@ class KVPool:
             return 0
         return -(-self.residuals.num_open * self.storage.residual_bytes // self.storage.block_bytes)
 
-    def _bytes_of(self, group: LayerGroup, tokens: int) -> int:
+    def bytes_of(self, group: LayerGroup, tokens: int) -> int:
+        """What so many tokens of a layer group take."""
         stores = [self.layer_stores[layer][-1] for layer in group.layers if layer in self.layer_stores]
         return tokens * sum(store.block_bytes for store in stores) // self.block_size
 

@@ -39,8 +39,7 @@ class PackedCache(RowCache):
         self._adopt(PackedRows(pool), layers)
         owns = ((index, own_part(layer)) for index, layer in enumerate(self.layers))
         self._fresh = {index: own for index, own in owns if own is not None and compat.keeps_state(own)}
-        with pool.changing():
-            pool.models.add(model)
+        pool.add_model(model, compat.model_name(compat.transformers_model(model)))
         patching.patch(model)
 
     @property

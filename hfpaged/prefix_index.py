@@ -93,6 +93,14 @@ class PrefixIndex:
         """The roots that are known, last used first."""
         return sorted(self._roots.values(), key=lambda root: -root.last_use)
 
+    def count_by_group(self, blocks: Iterable[int]) -> list[int]:
+        """Of published `blocks` how many belong to each layer group. Those that others evict meanwhile to none."""
+        counts = [0] * len(self._windows)
+        for block in blocks:
+            if (place := self._holder.get(block)) is not None:
+                counts[place[1]] += 1
+        return counts
+
     def root(self, keys: Iterable[ExtraKey], width: int = 1) -> Root:
         """The root for these extra keys; one that nobody has published under is not kept."""
         ordered = tuple(sorted((*keys, ExtraKey("width", str(width)))))

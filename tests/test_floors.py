@@ -19,11 +19,12 @@ ROOT = Path(__file__).parent.parent
 FLOORS = {
     0: "errors config cache_stats block_hash block_pool block_table common_runs ghosts layer_groups prefix_block"
     " prefix_index match_end token_chain sequence block_manager prefix_cache prefix_tree prefill_plan piece_kind"
-    " prefix_report explain stream_rule residuals clock memory_account generation_events",
+    " prefix_report explain stream_rule residuals clock memory_account generation_events"
+    " outliving live_pools",
     1: "kv_format filling part_store kv_storage pool_size kv_pool content fingerprint shared_runs step step_copies"
     " step_residuals padding row_tokens rows packed_step packed_rows static_step stored_steps"
     " step_plan admission tensor_file kv_scales prefix_manifest"
-    " prefix_saving prefix_loading onednn_weight",
+    " prefix_saving prefix_loading onednn_weight pool_contents",
     2: "adapters compat compat_beams compat_generation layer_states layer_step new_blocks"
     " graph handle paged_layer state_layer model_classes pageable mask_pattern mask attention attention_code"
     " attention_origin pictures prefix_sharing prefix_lookup cache_pool row_cache cache patching"

@@ -28,6 +28,7 @@ from hfpaged.errors import InvalidConfigError, RequestTooLongError
 from hfpaged.kv_format import Spec
 from hfpaged.kv_pool import KVPool
 from hfpaged.kv_scales import KVScales
+from hfpaged.live_pools import on_trial
 from hfpaged.packed_cache import PackedCache
 from hfpaged.prepack import is_prepacked, prepack, prepack_report, unprepack
 from hfpaged.prepack_gain import BATCH_ROWS
@@ -174,7 +175,7 @@ def _assemble(
     memory = spec.memory if sizing is None else sizing.pool
     assert not isinstance(memory, float)
     runner = ModelRunner(model, PackedCache(model, pool, _pool_spec(spec, memory, spec.num_blocks)))
-    try_out(runner, ModelRunner(model, PackedCache(model, None, _pool_spec(spec, None, num_blocks=10**6))))
+    try_out(runner, _spare_runner(model, spec))
     runner.expect_length(_longest(model, spec))
     pool = runner.cache.pool
     pool.reserve_all()
@@ -215,12 +216,18 @@ def _pool_spec(spec: EngineSpec, memory: int | str | None, num_blocks: int | Non
     return PoolSpec(spec.block_size, memory, num_blocks, spec.kv_dtype, spec.kv_scales)
 
 
+def _spare_runner(model: nn.Module, spec: EngineSpec) -> ModelRunner:
+    """To try something out, with more blocks than that will need: storage grows as it is used."""
+    with on_trial():
+        return ModelRunner(model, PackedCache(model, None, _pool_spec(spec, None, num_blocks=10**6)))
+
+
 def _size_pool(model: nn.Module, spec: EngineSpec) -> PoolSizing | None:
     """What the pool may take of the device; None where its bytes are given."""
     if isinstance(spec.memory, (int, str)):
         return None
-    cache = PackedCache(model, None, _pool_spec(spec, None, num_blocks=10**6))  # storage grows as it is used
-    runner = ModelRunner(model, cache)
+    runner = _spare_runner(model, spec)
+    cache = runner.cache
 
     def forward(count: int) -> int:
         manager = cache.pool.manager

@@ -1,0 +1,104 @@
+"""What lies in the blocks of a pool, counted: the lock of the pool is held while tables are copied, and no longer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from hfpaged.block_manager import TableCopy
+from hfpaged.block_pool import PoolStats
+from hfpaged.cache_stats import CacheStats
+from hfpaged.layer_groups import LayerGroup
+from hfpaged.prefix_index import PrefixCounts
+
+if TYPE_CHECKING:
+    from hfpaged.kv_pool import KVPool
+
+
+class GroupContents(NamedTuple):
+    """Of one layer group: blocks in use, cached ones, and the tokens in those in use, shared ones counted once."""
+
+    group: LayerGroup
+    used: int
+    cached: int
+    tokens: int
+
+
+class PoolContents(NamedTuple):
+    """A pool at one moment. Bytes: `reserved` by tensors, `live` filled by tokens."""
+
+    blocks: PoolStats
+    groups: tuple[GroupContents, ...]
+    prefixes: PrefixCounts
+    block_size: int
+    block_bytes: int
+    reserved_bytes: int
+    live_bytes: int
+
+    @property
+    def tokens(self) -> int:
+        """Summed over the layer groups."""
+        return sum(group.tokens for group in self.groups)
+
+    @property
+    def unfilled_slots(self) -> int:
+        """Slots of blocks in use that no live token fills."""
+        return self.blocks.used * self.block_size - self.tokens
+
+    @property
+    def stats(self) -> CacheStats:
+        """In short."""
+        blocks, counts = self.blocks, self.prefixes
+        return CacheStats(
+            blocks_total=blocks.total,
+            blocks_used=blocks.used,
+            blocks_free=blocks.free,
+            blocks_shared=blocks.shared,
+            bytes_reserved=self.reserved_bytes,
+            bytes_live=self.live_bytes,
+            waste_ratio=self.unfilled_slots / (blocks.used * self.block_size) if blocks.used else 0.0,
+            tokens=self.tokens // max(len(self.groups), 1),
+            blocks_cached=blocks.cached,
+            prefix_queries=counts.queries,
+            prefix_hits=counts.hits,
+            prefix_evictions=counts.evictions,
+        )
+
+
+def read_pool(pool: KVPool) -> PoolContents:
+    """Count what `pool` holds now."""
+    with pool.changing() as manager:
+        stats, tables = pool.blocks.stats, manager.copy_tables()
+        cached = pool.blocks.cached if len(pool.groups) > 1 else []
+        size, storage = pool.blocks.high_water, pool.storage
+    by_group = pool.prefixes.index.count_by_group(cached) if cached else [stats.cached] * min(len(pool.groups), 1)
+    by_group += [0] * (len(pool.groups) - len(by_group))
+    counted = [count_tables(copies, pool.block_size, size) for copies in tables]
+    groups = tuple(
+        GroupContents(group, used, cached, tokens)
+        for group, (used, tokens), cached in zip(pool.groups, counted, by_group, strict=True)
+    )
+    live = sum(pool.bytes_of(group.group, group.tokens) for group in groups)
+    return PoolContents(
+        stats, groups, pool.prefixes.index.counts, pool.block_size, storage.block_bytes, storage.nbytes, live
+    )  # fmt: skip
+
+
+def count_tables(tables: Many[TableCopy], block_size: int, size: int) -> tuple[int, int]:
+    """(blocks that these tables hold, tokens in them), each block once and as full as its fullest holder says. Block
+    ids are less than `size`.
+    """
+    tables = [table for table in tables if table.blocks]
+    if not tables:
+        return 0, 0
+    blocks = np.concatenate([np.frombuffer(table.blocks, dtype=np.intc) for table in tables])
+    counts = np.array([len(table.blocks) for table in tables])
+    behind = np.array([table.length - table.first * block_size for table in tables])  # tokens from the first one on
+    place = np.arange(len(blocks)) - np.repeat(counts.cumsum() - counts, counts)
+    tokens = np.clip(np.repeat(behind, counts) - place * block_size, 0, block_size)
+    filled = np.full(size, -1)
+    np.maximum.at(filled, blocks, tokens)
+    held = filled[filled >= 0]
+    return len(held), int(held.sum())
