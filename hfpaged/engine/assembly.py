@@ -127,7 +127,7 @@ class Assembly:
 
     def describe(self) -> dict[str, Any]:
         """Sizes and choices, for people and logs."""
-        pool, limits = self.engine.pool, self.scheduler.limits
+        pool = self.engine.pool
         groups = max(len(pool.groups), 1)
         return {
             "model": type(compat.transformers_model(self.runner.model)).__name__,
@@ -136,8 +136,7 @@ class Assembly:
             "num_blocks": pool.num_blocks,
             "pool_bytes": pool.num_blocks * pool.storage.block_bytes,
             "pool_tokens": pool.num_blocks // groups * pool.block_size,
-            "max_num_seqs": limits.max_num_seqs,
-            "max_num_batched_tokens": limits.max_num_batched_tokens,
+            **self.scheduler.limits.sizes,
             "max_model_len": self.max_model_len,
             "forward": "packed" if self.runner.packs else f"one by one ({self.runner.why_separate})",
             "graphs": "off" if self.runner.graphs is None else self.runner.graphs.describe(),

@@ -23,6 +23,7 @@ from hfpaged.engine.preemption import PreemptionPolicy
 from hfpaged.engine.progress import progress_bar
 from hfpaged.engine.prompts import listed, per_prompt
 from hfpaged.engine.running import RunningEngine
+from hfpaged.engine.tally import Tally
 from hfpaged.kv_format import Spec
 from hfpaged.kv_pool import KVPool
 from hfpaged.kv_scales import KVScales
@@ -92,7 +93,8 @@ class ContinuousBatcher:
         )  # fmt: skip
         self._parts = assemble(model, tokenizer, pool, spec)
         self.loop = EngineLoop(self._parts.engine)
-        self.hooks.extend(hooks)
+        self.tally = Tally(compat.model_name(self.model), self.loop.requests)
+        self.hooks.extend((self.tally, *hooks))
         pool, scheduler = self.pool, self._parts.scheduler
         self._finalizer = weakref.finalize(self, pool.abandon, scheduler.give_back)
         self._intake = Intake(compat.transformers_model(model), tokenizer, self._parts, self.loop)
@@ -117,6 +119,22 @@ class ContinuousBatcher:
     def has_work(self) -> bool:
         """Whether a step would do anything."""
         return self.loop.has_work
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it takes no more requests."""
+        return self._intake.is_closed
+
+    @property
+    def limits(self) -> dict[str, int]:
+        """max_num_seqs, max_num_batched_tokens, and max_model_len where there is one."""
+        sizes, longest = self._parts.scheduler.limits.sizes, self._parts.max_model_len
+        return sizes if longest is None else sizes | {"max_model_len": longest}
+
+    def requests_with_blocks(self) -> set[str]:
+        """The ids of the requests that hold blocks."""
+        with self.pool.changing():
+            return {group.request.request_id for group in self._parts.scheduler.running}
 
     def describe(self) -> dict[str, Any]:
         """What was decided at construction: sizes, formats, how the model is computed."""

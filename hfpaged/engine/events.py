@@ -101,28 +101,34 @@ class Preempted(RequestEvent):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finished(RequestEvent):
-    """The one final event of a request that came to its end."""
+class Ended(RequestEvent):
+    """The one final event of a request. `output_tokens` are the new ones in all its sequences, `sequence_tokens` those
+    of each.
+    """
+
+    prompt_tokens: int
+    output_tokens: int
+    sequence_tokens: tuple[int, ...]
+    metrics: RequestMetrics
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finished(Ended):
+    """It came to its end."""
 
     finish_reason: FinishReason
-    output_tokens: int
-    metrics: RequestMetrics
 
 
 @dataclass(frozen=True, kw_only=True)
-class Aborted(RequestEvent):
-    """The one final event of a request that was given up by its owner."""
-
-    output_tokens: int
-    metrics: RequestMetrics
+class Aborted(Ended):
+    """It was given up by its owner."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Failed(RequestEvent):
-    """The one final event of a request that met an error."""
+class Failed(Ended):
+    """It met an error."""
 
     error: BaseException
-    metrics: RequestMetrics
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,6 +23,11 @@ class Limits:
     watermark: float = 0.01
     whole_prompts: bool = False
 
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Those that people set, by name."""
+        return {"max_num_seqs": self.max_num_seqs, "max_num_batched_tokens": self.max_num_batched_tokens}
+
     def logits_of(self, request: Request) -> int:
         """The most tokens that this request may bring in one step: few where the logits of all are seen."""
         return PROMPT_LOGITS if request.wants_prompt_logits and not self.whole_prompts else sys.maxsize

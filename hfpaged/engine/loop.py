@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from hfpaged.engine.core import Engine
@@ -38,6 +38,11 @@ class EngineLoop:
     def has_work(self) -> bool:
         """Whether a step would do anything."""
         return bool(self._inbox or self._outputs or self._unheard) or self.engine.has_work
+
+    @property
+    def requests(self) -> Mapping[str, Request]:
+        """Those whose end has not been delivered, by id."""
+        return self._requests
 
     def is_there(self, request_id: str) -> bool:
         """Whether a request has this name by now."""

@@ -1,30 +1,43 @@
-"""All batchers of this process, for those who watch them all."""
+"""All batchers of this process, for those who watch them all, and what they have counted."""
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from hfpaged.engine.events import Hook
+from hfpaged.engine.tally import Tally
+from hfpaged.outliving import Outliving
 
 if TYPE_CHECKING:
     from hfpaged.engine.batcher import ContinuousBatcher
 
 HookMaker = Callable[["ContinuousBatcher"], Hook]
 
+_lock = threading.Lock()
 _batchers: weakref.WeakSet[ContinuousBatcher] = weakref.WeakSet()
 _makers: dict[HookMaker, weakref.WeakKeyDictionary[ContinuousBatcher, Hook]] = {}
+_tallies: Outliving[Tally] = Outliving(Tally)
 
 
 def live_batchers() -> list[ContinuousBatcher]:
     """Those that are there, in no order."""
-    return list(_batchers)
+    with _lock:
+        return list(_batchers)
+
+
+def tallies() -> dict[str, Tally]:
+    """What all batchers have counted, those that are gone too, by the name of the model."""
+    return _tallies.sums()
 
 
 def register(batcher: ContinuousBatcher) -> None:
     """A new one."""
-    _batchers.add(batcher)
+    _tallies.keep(batcher, batcher.tally)
+    with _lock:
+        _batchers.add(batcher)
     for maker in list(_makers):
         _attach(maker, batcher)
 

@@ -93,20 +93,26 @@ class Teller:
 
     def ended(self, request: Request, reason: FinishReason | None) -> None:
         """`reason`: of the whole request, None where each sequence has its own."""
-        self.emit(_final_event(request, reason))
+        self.emit(final_event(request, reason))
 
 
 def _names(request: Request) -> dict[str, Any]:
     return {"request_id": request.request_id, "tenant": request.tenant}
 
 
-def _final_event(request: Request, reason: FinishReason | None) -> events.RequestEvent:
+def final_event(request: Request, reason: FinishReason | None) -> events.Ended:
+    """Of a request that has ended; `reason` as in Teller.ended."""
+    told: dict[str, Any] = _names(request) | {
+        "prompt_tokens": request.num_prompt_tokens,
+        "output_tokens": request.num_new,
+        "sequence_tokens": tuple(seq.num_new for seq in request.sequences),
+        "metrics": request.metrics,
+    }
     if reason == "error":
         assert request.error is not None
-        return events.Failed(**_names(request), error=request.error, metrics=request.metrics)
-    tokens = request.num_new
+        return events.Failed(**told, error=request.error)
     if reason == "abort":
-        return events.Aborted(**_names(request), output_tokens=tokens, metrics=request.metrics)
+        return events.Aborted(**told)
     first = request.sequences[0].finish_reason
     assert first is not None
-    return events.Finished(**_names(request), finish_reason=first, output_tokens=tokens, metrics=request.metrics)
+    return events.Finished(**told, finish_reason=first)

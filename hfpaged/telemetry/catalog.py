@@ -7,18 +7,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-# Of the OpenTelemetry conventions for generative AI, in seconds.
-DURATION_BUCKETS = tuple(0.01 * 2**power for power in range(14))
-FIRST_TOKEN_BUCKETS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
-PER_TOKEN_BUCKETS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
-
-STEP_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-STEP_TOKEN_BUCKETS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0)
-# Fine where block sizes make a difference: 8, 16, 32 and 64 can be told apart from these.
-LENGTH_BUCKETS = (
-    8.0, 16.0, 24.0, 32.0, 48.0, 64.0, 96.0, 128.0, 192.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0,
-    32768.0, 65536.0, 131072.0,
-)  # fmt: skip
+from hfpaged.engine import buckets
 
 Kind = Literal["gauge", "counter", "histogram", "info"]
 
@@ -114,30 +103,30 @@ METRICS = (
         "histogram",
         "From arrival to the end, aborted ones too.",
         (),
-        DURATION_BUCKETS,
+        buckets.DURATION,
     ),
     Metric(
         "hfpaged_request_queue_seconds",
         "histogram",
         "From arrival to the first admission or the end before it.",
         (),
-        DURATION_BUCKETS,
+        buckets.DURATION,
     ),
-    Metric("hfpaged_request_prompt_tokens", "histogram", "Prompt tokens of ended requests.", (), LENGTH_BUCKETS),
-    Metric("hfpaged_request_output_tokens", "histogram", "New tokens of ended requests.", (), LENGTH_BUCKETS),
-    Metric("hfpaged_sequence_tokens", "histogram", "Prompt and new tokens of ended sequences.", (), LENGTH_BUCKETS),
+    Metric("hfpaged_request_prompt_tokens", "histogram", "Prompt tokens of ended requests.", (), buckets.LENGTH),
+    Metric("hfpaged_request_output_tokens", "histogram", "New tokens of ended requests.", (), buckets.LENGTH),
+    Metric("hfpaged_sequence_tokens", "histogram", "Prompt and new tokens of ended sequences.", (), buckets.LENGTH),
     Metric(
-        "hfpaged_time_to_first_token_seconds", "histogram", "From arrival to the first token.", (), FIRST_TOKEN_BUCKETS
+        "hfpaged_time_to_first_token_seconds", "histogram", "From arrival to the first token.", (), buckets.FIRST_TOKEN
     ),
     Metric(
-        "hfpaged_inter_token_latency_seconds", "histogram", "Between two tokens of a request.", (), PER_TOKEN_BUCKETS
+        "hfpaged_inter_token_latency_seconds", "histogram", "Between two tokens of a request.", (), buckets.PER_TOKEN
     ),
     Metric(
         "hfpaged_time_per_output_token_seconds",
         "histogram",
         "Mean time of each token behind the first of a request.",
         (),
-        PER_TOKEN_BUCKETS,
+        buckets.PER_TOKEN,
     ),
     # Steps.
     Metric(
@@ -145,16 +134,16 @@ METRICS = (
         "histogram",
         "Steps that only decode, and those with prompt tokens (prefill).",
         ("phase",),
-        STEP_BUCKETS,
+        buckets.STEP,
     ),
     Metric(
         "hfpaged_step_tokens",
         "histogram",
         "Tokens of a step by phase, where it has any.",
         ("phase",),
-        STEP_TOKEN_BUCKETS,
+        buckets.STEP_TOKENS,
     ),
-    Metric("hfpaged_step_sequences", "histogram", "Sequences in a step.", (), STEP_TOKEN_BUCKETS),
+    Metric("hfpaged_step_sequences", "histogram", "Sequences in a step.", (), buckets.STEP_TOKENS),
     Metric(
         "hfpaged_step_seconds_total", "counter", "Seconds of steps by part: forward, sampling, scheduling.", ("part",)
     ),
@@ -171,13 +160,13 @@ METRICS = (
     Metric(
         "hfpaged_generate_tokens_total", "counter", "Tokens of ended calls by kind: prompt, cached, output.", ("kind",)
     ),
-    Metric("hfpaged_generate_duration_seconds", "histogram", "Calls of generate().", (), DURATION_BUCKETS),
+    Metric("hfpaged_generate_duration_seconds", "histogram", "Calls of generate().", (), buckets.DURATION),
     Metric(
         "hfpaged_generate_time_to_first_token_seconds",
         "histogram",
         "From the call to its first token.",
         (),
-        FIRST_TOKEN_BUCKETS,
+        buckets.FIRST_TOKEN,
     ),
     # Beside them.
     Metric(
