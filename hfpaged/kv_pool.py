@@ -102,6 +102,11 @@ class KVPool:
             self.models.add(model)
             self.counts.model_name = self.counts.model_name or name
 
+    def user_models(self) -> list[Any]:
+        """Those whose caches use it, and are still there."""
+        with self._lock:
+            return list(self.models)
+
     def settle_idle(self) -> None:
         """Publish what caches hold that are between two forwards: a chat goes on while its last answer is kept."""
         with self.changing() as manager:

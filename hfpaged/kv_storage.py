@@ -125,7 +125,12 @@ class KVStorage:
     @property
     def nbytes(self) -> int:
         """Bytes that the tensors take now."""
-        return sum(store.nbytes for store in self._stores.values())
+        return sum(store.nbytes for store in list(self._stores.values()))
+
+    @property
+    def devices(self) -> set[torch.device]:
+        """Those that blocks lie on."""
+        return {store.key.device for store in list(self._stores.values())}
 
     @property
     def num_stores(self) -> int:
@@ -134,7 +139,7 @@ class KVStorage:
     @property
     def block_bytes(self) -> int:
         """Bytes that one more block takes in all stores that exist by now."""
-        return sum(store.block_bytes for store in self._stores.values())
+        return sum(store.block_bytes for store in list(self._stores.values()))
 
     @property
     def residual_bytes(self) -> int:

@@ -46,6 +46,11 @@ class Waiting:
         """It is in the queue from now on; before that it was on its way there."""
         self._mark = clock.since({})
 
+    @property
+    def awaits_prefix(self) -> bool:
+        """Whether it waits for what another group computes."""
+        return self._awaits_since is not None
+
     def await_prefix(self, clock: WaitClock) -> None:
         """From now on it waits for a prefix that another group computes, whatever the queue stands for."""
         if self._awaits_since is None:

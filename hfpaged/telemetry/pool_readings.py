@@ -1,0 +1,86 @@
+"""What pools hold now, and what they have counted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from hfpaged.engine.sums import Sums
+from hfpaged.engine.tally_keys import label
+from hfpaged.live_pools import PoolCounts
+from hfpaged.telemetry.readings import Readings
+
+if TYPE_CHECKING:
+    from hfpaged.block_pool import PoolStats
+    from hfpaged.kv_pool import KVPool
+    from hfpaged.layer_groups import LayerGroup
+
+# Blocks of all states and slots of all used blocks: what the ratios are parts of.
+_ALL_BLOCKS = ("blocks",)
+_USED_SLOTS = ("used slots",)
+
+
+def read_pools(readings: Readings, pools: Iterable[KVPool]) -> None:
+    """Those that are there now."""
+    for pool in pools:
+        _read_pool(readings, pool)
+    for sums in readings.models.values():
+        _add_ratios(sums)
+
+
+def read_pool_counts(readings: Readings, counts: Mapping[str, PoolCounts]) -> None:
+    """What they have counted, by the name of the model."""
+    for name, counted in counts.items():
+        prefixes = counted.prefixes
+        readings.count(name, "hfpaged_kv_evicted_blocks_total", prefixes.evictions)
+        readings.count(name, "hfpaged_prefix_queried_tokens_total", prefixes.queries)
+        readings.count(name, "hfpaged_prefix_hit_tokens_total", prefixes.hits)
+        readings.count(name, "hfpaged_prefix_hash_collisions_total", prefixes.collisions)
+        for reason, calls in list(counted.dense_calls.items()):
+            readings.count(name, "hfpaged_dense_fallbacks_total", calls, label(reason))
+
+
+def _read_pool(readings: Readings, pool: KVPool) -> None:
+    from hfpaged.pool_contents import read_pool
+
+    name, now, sums = pool.counts.model_name, read_pool(pool), readings.of(pool.counts.model_name)
+    for state, blocks in _by_state(now.blocks).items():
+        sums.count(("hfpaged_kv_blocks", state), blocks)
+    sums.count(("hfpaged_kv_shared_blocks",), now.blocks.shared)
+    for group in now.groups:
+        for state, blocks in (("used", group.used), ("cached", group.cached)):
+            sums.count(("hfpaged_kv_group_blocks", group_name(group.group), state), blocks)
+    total, used = now.blocks.total, now.blocks.used
+    sizes = {
+        "capacity": total * now.block_bytes, "reserved": now.reserved_bytes, "live": now.live_bytes,
+        "wasted": max(used * now.block_bytes - now.live_bytes, 0),
+    }  # fmt: skip
+    for kind, size in sizes.items():
+        sums.count(("hfpaged_kv_bytes", kind), size)
+    sums.count(("hfpaged_kv_tokens",), now.tokens // max(len(now.groups), 1))
+    sums.count(("hfpaged_kv_unfilled_slots",), max(now.unfilled_slots, 0))
+    sums.count(_ALL_BLOCKS, total)
+    sums.count(_USED_SLOTS, used * now.block_size)
+    info = (pool.kv_format.title, str(now.block_size), str(total), str(len(now.groups)))
+    readings.most(name, "hfpaged_kv_pool_info", 1, *info)
+
+
+def group_name(group: LayerGroup) -> str:
+    """What layers of a group see."""
+    return "full" if group.window is None else f"window_{group.window}"
+
+
+def _by_state(blocks: PoolStats) -> dict[str, int]:
+    """In sum all."""
+    rest = max(blocks.total - blocks.used - blocks.cached, 0)
+    reserved = min(blocks.reserved, rest)
+    return {"used": blocks.used, "cached": blocks.cached, "free": rest - reserved, "reserved": reserved}
+
+
+def _add_ratios(sums: Sums) -> None:
+    numbers = sums.numbers
+    if _ALL_BLOCKS in numbers:
+        total, slots = numbers[_ALL_BLOCKS], numbers[_USED_SLOTS]
+        unfilled = numbers["hfpaged_kv_unfilled_slots",]
+        numbers["hfpaged_kv_usage_ratio",] = numbers["hfpaged_kv_blocks", "used"] / total if total else 0.0
+        numbers["hfpaged_kv_unfilled_ratio",] = unfilled / slots if slots else 0.0
