@@ -9,15 +9,16 @@ from prometheus_client.parser import text_string_to_metric_families
 
 
 class Figures:
-    """Samples of one scrape, or of families."""
+    """Samples of one scrape, or of families; of one model if it is named."""
 
-    def __init__(self, source: str | Iterable[Family]) -> None:
+    def __init__(self, source: str | Iterable[Family], model_name: str | None = None) -> None:
         families = list(text_string_to_metric_families(source) if isinstance(source, str) else source)
         self.types = {family.name: family.type for family in families}
         self.samples = {
             (sample.name, frozenset(sample.labels.items())): sample.value
             for family in families
             for sample in family.samples
+            if model_name in (None, sample.labels["model_name"])
         }
 
     def __call__(self, name: str, **labels: str) -> float:

@@ -77,7 +77,10 @@ class Tally:
         self._requests = {}
 
     def _request(self, event: events.RequestEvent) -> InFlight:
-        return self._in_flight.setdefault(event.request_id, InFlight(0))  # one whose arrival Ctrl-C swallowed
+        request = self._in_flight.get(event.request_id)
+        if request is None:  # Ctrl-C swallowed its arrival
+            request = self._in_flight[event.request_id] = InFlight(0)
+        return request
 
     def _rejected(self, event: events.Rejected) -> None:
         self.sums.count(keys.RECEIVED)
