@@ -35,7 +35,7 @@ METRICS = (
     Metric(
         "hfpaged_kv_group_blocks",
         "gauge",
-        "Blocks of each layer group by state: used, cached.",
+        "Blocks of layer groups (full, window_128 ...) by state: used, cached.",
         ("layer_group", "state"),
     ),
     Metric(
@@ -175,7 +175,7 @@ METRICS = (
     Metric(
         "hfpaged_device_memory_bytes",
         "gauge",
-        "Memory by kind: total, free, reserved, allocated, peak.",
+        "Memory by kind: total, free, reserved, allocated, peak; of a CPU the resident set is allocated.",
         ("device", "kind"),
     ),
     Metric("hfpaged_model_weights_bytes", "gauge", "Bytes of the weights and buffers of the model.", ("device",)),
