@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import time
 from array import array
+from collections import Counter
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
+from operator import itemgetter
 
 from hfpaged.block_hash import ExtraKey, HashFunction, block_hash, root_hash, sha256
 from hfpaged.block_table import GONE
@@ -95,11 +97,8 @@ class PrefixIndex:
 
     def count_by_group(self, blocks: Iterable[int]) -> list[int]:
         """Of published `blocks` how many belong to each layer group. Those that others evict meanwhile to none."""
-        counts = [0] * len(self._windows)
-        for block in blocks:
-            if (place := self._holder.get(block)) is not None:
-                counts[place[1]] += 1
-        return counts
+        counts = Counter(map(itemgetter(1), filter(None, map(self._holder.get, blocks))))
+        return [counts[group] for group in range(len(self._windows))]
 
     def root(self, keys: Iterable[ExtraKey], width: int = 1) -> Root:
         """The root for these extra keys; one that nobody has published under is not kept."""
