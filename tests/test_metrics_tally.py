@@ -227,6 +227,21 @@ def test_refusals_of_many_threads_are_all_counted():
     assert tally.sums.numbers[tally_keys.RECEIVED] == tally.sums.numbers[tally_keys.REJECTED, "too_long"] == 8000
 
 
+def test_a_finalizer_that_refuses_or_aborts_while_the_tally_is_read_does_not_wait_for_ever():
+    tally = told(arrived("a"))
+    done = []
+
+    def read_and_count():
+        with tally._lock:  # as in the middle of any count
+            tally(ended(events.Aborted, "a"))
+        done.append(tally.sums.numbers[tally_keys.ABORTED])
+
+    thread = threading.Thread(target=read_and_count, daemon=True)
+    thread.start()
+    thread.join(10)
+    assert done == [1]
+
+
 def test_one_whose_arrival_was_never_told_does_no_harm():
     tally = told(
         events.Admitted(request_id="a", queue_time=0.0, again=False, waits={}),

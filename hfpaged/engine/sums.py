@@ -63,7 +63,7 @@ class Sums:
 
     def add(self, other: Sums) -> None:
         """All that `other` has."""
-        for key, number in other.numbers.items():
+        for key, number in list(other.numbers.items()):
             self.count(key, number)
-        for key, histogram in other.histograms.items():
+        for key, histogram in list(other.histograms.items()):
             self.histogram(key, histogram.bounds).add(histogram)

@@ -45,7 +45,7 @@ class Tally:
         self.last_step_time: float | None = None
         self._requests = requests if requests is not None else {}
         self._in_flight: dict[str, InFlight] = {}
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # the garbage collector may run a finalizer here, and that abort a request
 
     def __call__(self, event: events.Event) -> None:
         count = _COUNT.get(type(event))
