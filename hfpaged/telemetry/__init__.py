@@ -1,1 +1,37 @@
-"""Where the memory and the time went: spans, metrics, and what is shipped to look at them."""
+"""Where the memory and the time went: spans, metrics, and what is shipped to look at them.
+
+    from hfpaged import telemetry
+
+    telemetry.instrument()  # spans and metrics, with the providers that the process has
+
+Importing this changes nothing, and loads neither torch nor transformers.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hfpaged.telemetry.instrumenting import instrument, uninstrument
+    from hfpaged.telemetry.propagation import remote_parent, trace_headers
+    from hfpaged.telemetry.span_options import operation, request_span_options
+
+_HOME_OF = {
+    "instrument": "hfpaged.telemetry.instrumenting",
+    "operation": "hfpaged.telemetry.span_options",
+    "remote_parent": "hfpaged.telemetry.propagation",
+    "request_span_options": "hfpaged.telemetry.span_options",
+    "trace_headers": "hfpaged.telemetry.propagation",
+    "uninstrument": "hfpaged.telemetry.instrumenting",
+}
+
+__all__ = ["instrument", "operation", "remote_parent", "request_span_options", "trace_headers", "uninstrument"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    attribute = getattr(import_module(_HOME_OF[name]), name)
+    globals()[name] = attribute
+    return attribute

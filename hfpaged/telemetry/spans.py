@@ -1,0 +1,56 @@
+"""Spans whose times are those of our events, and who computed what others found."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+
+from opentelemetry.context import Context
+from opentelemetry.trace import Span, SpanContext, StatusCode, Tracer
+
+from hfpaged.prefix_block import Origin
+from hfpaged.telemetry import conventions as names
+from hfpaged.telemetry.span_attributes import Attributes
+
+
+def nanoseconds(time: float) -> int:
+    """Of seconds since the epoch."""
+    return int(time * 1e9)
+
+
+def add_span(
+    tracer: Tracer, name: str, context: Context, began: float, ended: float, attributes: Attributes
+) -> None:  # fmt: skip
+    """A span of something that is over."""
+    span = tracer.start_span(name, context, attributes=attributes, start_time=nanoseconds(began))
+    span.end(nanoseconds(max(began, ended)))
+
+
+def set_error(span: Span, error: BaseException, time: float) -> None:
+    """The span failed."""
+    kind = type(error)
+    is_built_in = kind.__module__ == "builtins"
+    span.set_attribute(names.ERROR_TYPE, kind.__qualname__ if is_built_in else f"{kind.__module__}.{kind.__qualname__}")
+    span.record_exception(error, timestamp=nanoseconds(time))
+    span.set_status(StatusCode.ERROR, str(error))
+
+
+class Origins:
+    """The spans of those who computed blocks that are still known."""
+
+    def __init__(self) -> None:
+        self._contexts: weakref.WeakKeyDictionary[Origin, SpanContext] = weakref.WeakKeyDictionary()
+
+    def __len__(self) -> int:
+        return len(self._contexts)
+
+    def put(self, origin: Origin, span: Span) -> None:
+        """It stands for what this span tells of."""
+        self._contexts[origin] = span.get_span_context()
+
+    def link(self, span: Span, origins: Iterable[Origin]) -> None:
+        """The span found what these computed."""
+        for origin in origins:
+            context = self._contexts.get(origin)
+            if context is not None:
+                span.add_link(context, {names.LINK: "prefix"})
