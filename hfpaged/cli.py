@@ -7,8 +7,10 @@ import importlib
 import importlib.metadata
 import sys
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 from hfpaged.errors import HfpagedError
+from hfpaged.telemetry import providers
 
 # One module each, with add_parser(subparsers) and run(args) -> int. The lines are repeated here so that
 # `hfpaged --help` imports none of them: torch and transformers alone take seconds.
@@ -18,6 +20,9 @@ COMMANDS = {
     "bench": "measure speed and KV memory against plain transformers",
     "quality": "what a quantized KV cache costs in quality, and whether the model bears it",
 }
+
+# Those that run a model: with OTEL_* variables set their requests are traced and measured.
+OBSERVED = ("demo", "bench", "quality")
 
 EXAMPLES = """\
 examples:
@@ -34,7 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         args = build_parser(words).parse_args(words)
-        code: int = args.run(args)
+        with _observed(words):
+            code: int = args.run(args)
     except KeyboardInterrupt:
         print("hfpaged: interrupted", file=sys.stderr)
         return 130
@@ -55,13 +61,21 @@ def build_parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
     version = importlib.metadata.version("hfpaged")
     parser.add_argument("--version", action="version", version=f"hfpaged {version}")
     subparsers = parser.add_subparsers(metavar="COMMAND", required=True)
-    chosen = next((word for word in words if not word.startswith("-")), None)
+    chosen = _chosen(words)
     for name, line in COMMANDS.items():
         if name == chosen:
             _add_command(subparsers, name)
         else:
             subparsers.add_parser(name, help=line)
     return parser
+
+
+def _chosen(words: Sequence[str]) -> str | None:
+    return next((word for word in words if not word.startswith("-")), None)
+
+
+def _observed(words: Sequence[str]) -> AbstractContextManager[None]:
+    return providers.observed() if _chosen(words) in OBSERVED else nullcontext()
 
 
 def _add_command(subparsers: argparse._SubParsersAction[argparse.ArgumentParser], name: str) -> None:

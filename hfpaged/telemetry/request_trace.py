@@ -40,8 +40,8 @@ class RequestTrace:
     """From its arrival to its end; told of its events in order. `context` is that of its span."""
 
     __slots__ = (
-        "_admitted", "_chunk", "_decode_began", "_has_token", "_is_split", "_length", "_origins", "_prompt", "_stays",
-        "_tokens", "_tracer", "_waits", "context", "span",
+        "_admitted", "_chunk", "_decode_began", "_has_beams", "_has_token", "_is_split", "_left", "_length", "_origins",
+        "_prompt", "_stays", "_tokens", "_tracer", "_waits", "context", "span",
     )  # fmt: skip
 
     def __init__(self, tracer: Tracer, span: Span, parent: Context, origins: Origins, event: ev.Arrived) -> None:
@@ -49,8 +49,9 @@ class RequestTrace:
         self._tracer, self._origins = tracer, origins
         params = event.params
         self._is_split = params.num_beams == 1 and params.num_sequences > 1
-        # What must be computed of its one sequence before the next token comes; how long beams are nobody tells.
-        self._prompt = self._length = event.prompt_tokens if params.num_beams == 1 else 0
+        self._prompt, self._has_beams = event.prompt_tokens, params.num_beams > 1
+        # What must be computed of its one sequence before the next token comes, and how much of that is left.
+        self._length = self._left = event.prompt_tokens
         self._stays = [event.time]  # in the queue, when each began
         self._waits: dict[str, float] = {}  # told of stays that are over
         self._admitted = event.time
@@ -90,7 +91,9 @@ class RequestTrace:
     def first_token(self, event: ev.FirstToken) -> None:
         """From now on it decodes."""
         self._add_chunk()
-        self._has_token, self._decode_began = True, event.time
+        self._has_token = True
+        if self._left <= 0:
+            self._decode_began = event.time
         self.span.add_event(names.FIRST_TOKEN_EVENT, timestamp=nanoseconds(event.time))
 
     def preempted(self, event: ev.Preempted) -> None:
@@ -99,7 +102,7 @@ class RequestTrace:
         if not self._is_split:
             self._add_decode(event.time, event.output_tokens)
             self._decode_began, self._tokens = None, event.output_tokens
-            self._length = self._prompt and self._prompt + event.output_tokens
+            self._length = 0 if self._has_beams else self._prompt + event.output_tokens  # nobody tells that of a beam
         self._stays.append(event.time)
         attributes = {names.LOST_TOKENS: event.lost, names.USAGE_OUTPUT_TOKENS: event.output_tokens}
         self.span.add_event(names.PREEMPTED_EVENT, attributes, nanoseconds(event.time))
@@ -123,7 +126,7 @@ class RequestTrace:
         add_span(self._tracer, names.QUEUE_SPAN, self.context, began, ended, attributes)
 
     def _add_chunk(self) -> None:
-        """The step of this chunk is over; after a preemption the last one is where decoding goes on."""
+        """The step of this chunk is over. If it was the last, decoding goes on from there."""
         chunk, self._chunk = self._chunk, None
         if chunk is None:
             return
@@ -131,14 +134,16 @@ class RequestTrace:
             names.TOKENS: chunk.tokens, names.START_POSITION: chunk.start, names.STEP: chunk.number,
         }  # fmt: skip
         add_span(self._tracer, names.PREFILL_SPAN, self.context, chunk.began, chunk.ended, attributes)
-        if self._has_token and not self._is_split:
-            is_last = chunk.start + chunk.tokens >= self._length - 1  # one single token left is no chunk
-            self._decode_began = chunk.ended if is_last else None
+        if self._has_token and self._is_split:
+            return
+        self._left = self._length - chunk.start - chunk.tokens
+        if self._left <= 1:  # one token alone is decoded
+            self._decode_began = chunk.ended
 
     def _add_decode(self, time: float, tokens: int | None) -> None:
         """A stay in the batch is over; `tokens` it has by now, None where nobody knows."""
         began = self._decode_began
-        if began is None:
+        if began is None or tokens == self._tokens:
             return
         attributes: span_attributes.Attributes = {} if tokens is None else {names.TOKENS: tokens - self._tokens}
         add_span(self._tracer, names.DECODE_SPAN, self.context, began, time, attributes)
