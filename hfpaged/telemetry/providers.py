@@ -51,10 +51,12 @@ def install_providers(service_name: str = "hfpaged") -> Callable[[], None]:
         _configure(service_name)
     except RuntimeError as error:  # what the SDK raises for all that it does not find
         undo_log()
-        raise InvalidConfigError(
-            f"the OTEL_* variables ask for what is not there: {error}; the exporters of OTLP come with "
+        remedy = (
             "pip install 'hfpaged[otlp]'"
-        ) from error
+            if "otlp_proto" in str(error)
+            else "name otlp, console or none, with grpc or http/protobuf"
+        )
+        raise InvalidConfigError(f"the OTEL_* variables ask for what is not there: {error}; {remedy}") from error
     return lambda: _shut_down(undo_log)
 
 
