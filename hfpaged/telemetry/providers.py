@@ -4,16 +4,14 @@ those that are there.
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from hfpaged.errors import InvalidConfigError
-
-logger = logging.getLogger("hfpaged")
 
 # What names a receiver. Each of the two kinds has its own name for the endpoint besides the common one.
 _ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
@@ -57,7 +55,12 @@ def install_providers(service_name: str = "hfpaged") -> Callable[[], None]:
             else "name otlp, console or none, with grpc or http/protobuf"
         )
         raise InvalidConfigError(f"the OTEL_* variables ask for what is not there: {error}; {remedy}") from error
-    return lambda: _shut_down(undo_log)
+
+    def end() -> None:
+        if shut_down(*_global_providers()):
+            undo_log()  # else they go on saying that they cannot
+
+    return end
 
 
 @contextmanager
@@ -68,25 +71,28 @@ def observed(service_name: str = "hfpaged") -> Iterator[None]:
         return
     from hfpaged.telemetry.instrumenting import instrument, is_instrumented, uninstrument
 
-    shut_down = install_providers(service_name)
+    end = install_providers(service_name)
     is_ours = not is_instrumented()
     if is_ours:
         instrument()
     try:
         yield
     finally:
-        shut_down()  # the last look at the metrics is part of it
+        end()  # the last look at the metrics is part of it
         if is_ours:
             uninstrument()
 
 
-def _are_set() -> bool:
-    """Whether somebody has set providers: the API's own only stand for those to come."""
+def _global_providers() -> tuple[Any, Any]:
     from opentelemetry import metrics, trace
 
-    providers = (trace.get_tracer_provider(), metrics.get_meter_provider())
-    return any(not type(provider).__module__.startswith(("opentelemetry.trace", "opentelemetry.metrics"))
-               for provider in providers)  # fmt: skip
+    return trace.get_tracer_provider(), metrics.get_meter_provider()
+
+
+def _are_set() -> bool:
+    """Whether somebody has set providers: the API's own only stand for those to come."""
+    own = ("opentelemetry.trace", "opentelemetry.metrics")
+    return any(not type(provider).__module__.startswith(own) for provider in _global_providers())
 
 
 def _configure(service_name: str) -> None:
@@ -105,23 +111,21 @@ def _say_once() -> Callable[[], None]:
     return say_once()
 
 
-def _shut_down(undo_log: Callable[[], None]) -> None:
-    """Both at once, in threads that nobody waits for if they hang."""
-    from opentelemetry import metrics, trace
-
-    shut_downs = [
-        provider.shutdown
-        for provider in (trace.get_tracer_provider(), metrics.get_meter_provider())
+def shut_down(*providers: Any) -> bool:
+    """Deliver what is left and shut providers down, all at once and in FLUSH_SECONDS at most; whether that was enough.
+    Threads that hang are left behind, and end with the process.
+    """
+    threads = [
+        threading.Thread(target=provider.shutdown, name="hfpaged-flush", daemon=True)
+        for provider in providers
         if hasattr(provider, "shutdown")
     ]
-    threads = [threading.Thread(target=each, name="hfpaged-flush", daemon=True) for each in shut_downs]
     for thread in threads:
         thread.start()
     deadline = time.monotonic() + FLUSH_SECONDS
     for thread in threads:
         thread.join(max(deadline - time.monotonic(), 0))
-    if not any(thread.is_alive() for thread in threads):
-        undo_log()  # else they go on saying that they cannot
+    return not any(thread.is_alive() for thread in threads)
 
 
 def _nothing() -> None:
