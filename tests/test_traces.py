@@ -20,7 +20,7 @@ from traced import events_of, link_targets, seconds, states, tracing, unpatched
 import hfpaged
 from hfpaged import ContinuousBatcher, PagedCache, telemetry
 from hfpaged.engine import events as ev
-from hfpaged.errors import CallbackError
+from hfpaged.errors import CallbackError, InvalidConfigError, RequestTooLongError
 from hfpaged.telemetry import _otel_traces
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -376,6 +376,20 @@ def test_an_error_of_ours_is_named_with_its_module(traced, batcher):
     (span,) = traced.requests
     assert span.attributes["error.type"] == "hfpaged.errors.CallbackError"
     assert [child for child, _ in traced.shape(span)] == ["queue", "prefill", "decode"]
+
+
+def test_a_request_that_is_refused_is_a_span_without_length(traced, batcher):
+    with traced.tracer.start_as_current_span("mine") as mine, pytest.raises(RequestTooLongError):
+        batcher.add_request([5] * 300, request_id="huge", **GREEDY)
+    with pytest.raises(InvalidConfigError):
+        batcher.add_request([5], no_such_setting=1)
+    huge, other = traced.requests
+    assert huge.parent.span_id == mine.get_span_context().span_id
+    assert huge.attributes["gen_ai.response.id"] == "huge"
+    assert huge.attributes["error.type"] == "hfpaged.errors.RequestTooLongError"
+    assert other.attributes["error.type"] == "hfpaged.errors.InvalidConfigError"
+    assert all(span.status.status_code is StatusCode.ERROR for span in (huge, other))
+    assert (seconds(huge), traced.children(huge), sum(states())) == (0, [], 0)
 
 
 def test_samples_of_a_prompt_are_one_request(traced, stub):

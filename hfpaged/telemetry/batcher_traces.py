@@ -9,13 +9,14 @@ from typing import Any
 
 from opentelemetry import context as otel
 from opentelemetry.context import Context
-from opentelemetry.trace import Tracer, set_span_in_context
+from opentelemetry.trace import Span, Tracer, set_span_in_context
 
 from hfpaged.engine import events as ev
+from hfpaged.telemetry import conventions as names
 from hfpaged.telemetry import span_attributes
 from hfpaged.telemetry.request_trace import RequestTrace
 from hfpaged.telemetry.span_options import options_in
-from hfpaged.telemetry.spans import Origins, nanoseconds
+from hfpaged.telemetry.spans import Origins, nanoseconds, set_error
 
 _ACTS: dict[type[ev.Event], Callable[[RequestTrace, Any], None]] = {
     ev.Admitted: RequestTrace.admitted,
@@ -54,6 +55,8 @@ class BatcherTraces:
             ended = self._requests.pop(event.request_id, None)
             if ended is not None:
                 ended.ended(event)
+        elif isinstance(event, ev.Rejected):
+            self._reject(event)
 
     def context_of(self, request_id: str) -> Context | None:
         """In which its span is the current one; None where it has none."""
@@ -68,15 +71,27 @@ class BatcherTraces:
 
     def _begin(self, event: ev.Arrived) -> None:
         parent = event.context.run(otel.get_current)
-        options = options_in(parent)
-        attributes = span_attributes.common(options.operation, self._model_name, self._kv_format)
-        span = self._tracer.start_span(
-            f"{options.operation} {self._model_name}", parent, options.kind, attributes,
-            start_time=nanoseconds(event.time),
-        )  # fmt: skip
+        span = self._start(parent, event.time)
         if span.is_recording():
-            span.set_attributes({**span_attributes.of_arrival(event, self._with_content), **options.attributes})
+            span.set_attributes(span_attributes.of_arrival(event, self._with_content))
             self._requests[event.request_id] = RequestTrace(self._tracer, span, parent, self._origins, event)
             self._origins.put(event.origin, span)
         elif span.get_span_context().is_valid:
             self._unsampled[event.request_id] = set_span_in_context(span, parent)
+
+    def _reject(self, event: ev.Rejected) -> None:
+        """A span without length, so that one who looks for his request finds why there was none."""
+        span = self._start(otel.get_current(), event.time)
+        if span.is_recording():
+            if event.request_id:
+                span.set_attribute(names.RESPONSE_ID, event.request_id)
+            set_error(span, event.error, event.time)
+        span.end(nanoseconds(event.time))
+
+    def _start(self, parent: Context, time: float) -> Span:
+        options = options_in(parent)
+        attributes = span_attributes.common(options.operation, self._model_name, self._kv_format)
+        return self._tracer.start_span(
+            f"{options.operation} {self._model_name}", parent, options.kind, {**options.attributes, **attributes},
+            start_time=nanoseconds(time),
+        )  # fmt: skip

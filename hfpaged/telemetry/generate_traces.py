@@ -65,13 +65,13 @@ class GenerateTraces:
         options = options_in(parent)
         attributes = span_attributes.common(options.operation, call.model_name, call.kv_format)
         span = self._tracer.start_span(
-            f"{options.operation} {call.model_name}", parent, options.kind, attributes,
+            f"{options.operation} {call.model_name}", parent, options.kind, {**options.attributes, **attributes},
             start_time=nanoseconds(call.began),
         )  # fmt: skip
         if not span.get_span_context().is_valid:  # there is no SDK, and nobody to know of it
             return
         if span.is_recording():
-            span.set_attributes({**span_attributes.of_call(call), **options.attributes})
+            span.set_attributes(span_attributes.of_call(call))
             self._origins.put(call.origin, span)
         context = set_span_in_context(span, parent)
         self._calls[call] = _CallTrace(span, context, otel.attach(context))
