@@ -75,3 +75,14 @@ PREFILL_SPAN = "prefill"
 DECODE_SPAN = "decode"
 FIRST_TOKEN_EVENT = "first_token"
 PREEMPTED_EVENT = "preempted"
+
+# Metrics.
+REQUEST_DURATION = "gen_ai.server.request.duration"
+TIME_TO_FIRST_TOKEN = "gen_ai.server.time_to_first_token"
+TIME_PER_OUTPUT_TOKEN = "gen_ai.server.time_per_output_token"
+
+
+def error_type(error: BaseException) -> str:
+    """The value of `error.type`: the name of its class, with its module unless it is built in."""
+    kind = type(error)
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"

@@ -28,9 +28,7 @@ def add_span(
 
 def set_error(span: Span, error: BaseException, time: float) -> None:
     """The span failed."""
-    kind = type(error)
-    is_built_in = kind.__module__ == "builtins"
-    span.set_attribute(names.ERROR_TYPE, kind.__qualname__ if is_built_in else f"{kind.__module__}.{kind.__qualname__}")
+    span.set_attribute(names.ERROR_TYPE, names.error_type(error))
     span.record_exception(error, timestamp=nanoseconds(time))
     span.set_status(StatusCode.ERROR, str(error))
 
