@@ -206,7 +206,7 @@ def test_a_request_that_asks_for_nothing_has_no_attributes_of_settings(traced, b
 
 
 @pytest.mark.parametrize("captures", [False, True])
-def test_no_text_of_a_client_is_in_a_span_unless_the_process_wants_stop_strings(monkeypatch, captures):
+def test_no_text_of_a_client_is_in_a_span_unless_the_process_wants_it(monkeypatch, captures):
     if captures:
         monkeypatch.setenv("OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT", "true")
     with tracing() as traced:
@@ -214,9 +214,11 @@ def test_no_text_of_a_client_is_in_a_span_unless_the_process_wants_stop_strings(
             tiny_models.make("llama", vocab_size=512), tiny_tokenizers.byte_level(), prepack=False, **ROOMY
         )
         batcher.generate("the quick brown fox", **GREEDY, stop=["lazy dog"])
+        with pytest.raises(InvalidConfigError, match="quick"):
+            batcher.add_request(["a quick fox"], **GREEDY)
     said = " ".join(span.to_json() for span in traced.spans)
-    assert "quick" not in said
-    assert ("lazy dog" in said) == captures
+    assert ("lazy dog" in said) == ("a quick fox" in said) == captures
+    assert "the quick brown fox" not in said
     checked(batcher)
 
 

@@ -80,12 +80,14 @@ class BatcherTraces:
             self._unsampled[event.request_id] = set_span_in_context(span, parent)
 
     def _reject(self, event: ev.Rejected) -> None:
-        """A span without length, so that one who looks for his request finds why there was none."""
+        """A span without length, so that one who looks for his request finds why there was none. What the error says
+        may quote what a client wrote.
+        """
         span = self._start(otel.get_current(), event.time)
         if span.is_recording():
             if event.request_id:
                 span.set_attribute(names.RESPONSE_ID, event.request_id)
-            set_error(span, event.error, event.time)
+            set_error(span, event.error, event.time, with_words=self._with_content)
         span.end(nanoseconds(event.time))
 
     def _start(self, parent: Context, time: float) -> Span:

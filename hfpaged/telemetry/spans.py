@@ -26,11 +26,13 @@ def add_span(
     span.end(nanoseconds(max(began, ended)))
 
 
-def set_error(span: Span, error: BaseException, time: float) -> None:
-    """The span failed."""
-    span.set_attribute(names.ERROR_TYPE, names.error_type(error))
-    span.record_exception(error, timestamp=nanoseconds(time))
-    span.set_status(StatusCode.ERROR, str(error))
+def set_error(span: Span, error: BaseException, time: float, *, with_words: bool = True) -> None:
+    """The span failed; not `with_words`: of the error only its kind is told."""
+    kind = names.error_type(error)
+    span.set_attribute(names.ERROR_TYPE, kind)
+    span.set_status(StatusCode.ERROR, str(error) if with_words else kind)
+    if with_words:
+        span.record_exception(error, timestamp=nanoseconds(time))
 
 
 class Origins:
