@@ -19,6 +19,7 @@ COMMANDS = {
     "support": "whether a model works with PagedCache, how fast, and why",
     "bench": "measure speed and KV memory against plain transformers",
     "quality": "what a quantized KV cache costs in quality, and whether the model bears it",
+    "telemetry": "a Grafana dashboard, Prometheus alerts and a Jaeger setup, to be written out",
 }
 
 # Those that run a model: with OTEL_* variables set their requests are traced and measured.
@@ -31,6 +32,7 @@ examples:
   hfpaged support gemma3_text                    whether a model works, from its config alone
   hfpaged bench --help                           what can be measured
   hfpaged quality ./my-model --kv int8           whether it bears a quantized KV cache
+  hfpaged telemetry export monitoring            what Grafana, Prometheus and Jaeger need
 """
 
 

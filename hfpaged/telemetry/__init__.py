@@ -13,20 +13,36 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from hfpaged.telemetry._prometheus import families, families_of, metrics_text
     from hfpaged.telemetry.instrumenting import instrument, uninstrument
     from hfpaged.telemetry.propagation import remote_parent, trace_headers
     from hfpaged.telemetry.span_options import operation, request_span_options
 
 _HOME_OF = {
+    "add_parser": "hfpaged.telemetry.command",
+    "families": "hfpaged.telemetry._prometheus",
+    "families_of": "hfpaged.telemetry._prometheus",
     "instrument": "hfpaged.telemetry.instrumenting",
+    "metrics_text": "hfpaged.telemetry._prometheus",
     "operation": "hfpaged.telemetry.span_options",
     "remote_parent": "hfpaged.telemetry.propagation",
     "request_span_options": "hfpaged.telemetry.span_options",
+    "run": "hfpaged.telemetry.command",
     "trace_headers": "hfpaged.telemetry.propagation",
     "uninstrument": "hfpaged.telemetry.instrumenting",
 }
 
-__all__ = ["instrument", "operation", "remote_parent", "request_span_options", "trace_headers", "uninstrument"]
+__all__ = [
+    "families",
+    "families_of",
+    "instrument",
+    "metrics_text",
+    "operation",
+    "remote_parent",
+    "request_span_options",
+    "trace_headers",
+    "uninstrument",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -11,7 +11,7 @@ from prometheus_client.registry import Collector
 
 from hfpaged.errors import InvalidConfigError
 from hfpaged.telemetry.collector import read_all, read_one
-from hfpaged.telemetry.families import families_from
+from hfpaged.telemetry.family_making import families_from
 from hfpaged.telemetry.generate_tally import GENERATE
 from hfpaged.telemetry.vllm_names import vllm_families
 

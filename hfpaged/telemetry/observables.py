@@ -10,7 +10,7 @@ from opentelemetry.metrics import CallbackOptions, Meter, Observation
 
 from hfpaged.telemetry.catalog import METRICS, Metric
 from hfpaged.telemetry.collector import read_all
-from hfpaged.telemetry.families import Numbers, by_metric
+from hfpaged.telemetry.family_making import Numbers, by_metric
 
 # Parts of hfpaged that names are sorted by: hfpaged_kv_usage_ratio is hfpaged.kv.usage_ratio.
 AREAS = ("kv", "prefix", "requests", "step", "engine", "generate", "device", "model")

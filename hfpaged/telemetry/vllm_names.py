@@ -14,7 +14,7 @@ from prometheus_client.metrics_core import Metric as Family
 from hfpaged.engine import tally_keys as keys
 from hfpaged.engine.sums import Key, Sums
 from hfpaged.telemetry import batcher_readings as live
-from hfpaged.telemetry.families import histogram_family, number_family
+from hfpaged.telemetry.family_making import histogram_family, number_family
 from hfpaged.telemetry.readings import Readings
 
 LABELS = ("model_name", "engine")
