@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import types
@@ -40,7 +41,7 @@ def test_help_names_every_command_and_imports_none():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert all(f"    {name} " in done.stdout for name in cli.COMMANDS)
+    assert all(re.search(rf"^    {name}\s", done.stdout, re.MULTILINE) for name in cli.COMMANDS)
     assert "examples:" in done.stdout
 
 
