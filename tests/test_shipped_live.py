@@ -133,21 +133,30 @@ def test_every_query_of_the_dashboard_is_answered(prometheus, metrics_url, batch
         assert prometheus.query(expression), f"{title}: {expression} finds nothing"
 
 
+def drawn(prometheus, *titles):
+    """The values of all series of these panels, of our model."""
+    queries = {title: expression for title, _, expression in shipped.queries(model_name=MODEL)}
+    return [float(series["value"][1]) for title in titles for series in prometheus.query(queries[title])]
+
+
 def test_the_alert_for_a_full_pool_fires_and_ends(prometheus, metrics_url, batcher):
     def firing():
         return [alert for alert in prometheus.firing("HfpagedKVPoolFull") if alert["labels"]["model_name"] == MODEL]
 
     assert not firing()
-    name = batcher.add_request(prompts((74,))[0], **GREEDY)
+    names = [batcher.add_request(prompts((74,), seed)[0], **GREEDY) for seed in range(3)]
     while batcher.pool.num_free > 1:
         batcher.step()
     (alert,) = until(firing)
     notes = alert["annotations"]
     assert notes["summary"] == f"The KV pool of {MODEL} is 95% full"
-    assert "now 95%, and 0 requests wait" in notes["description"]
+    assert "now 95% (requests waiting: 2)" in notes["description"]
     assert notes["description"].endswith(f"hfpaged doctor http://{metrics_url}/metrics")
     assert float(alert["value"]) == pytest.approx(0.95)
-    batcher.abort(name)
+    assert drawn(prometheus, "KV usage", "Running", "Waiting") == [pytest.approx(0.95), 1, 2]
+    assert sorted(drawn(prometheus, "Blocks by state")) == [0, 0, 1, 19]
+    for name in names:
+        batcher.abort(name)
     until(lambda: not firing())
     groups = prometheus.get("rules")["groups"]
     assert {(rule["health"], rule.get("lastError", "")) for group in groups for rule in group["rules"]} == {("ok", "")}
