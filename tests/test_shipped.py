@@ -8,6 +8,7 @@ import subprocess
 import sys
 from itertools import combinations
 from pathlib import Path
+from typing import get_args
 
 import promql_parser
 import pytest
@@ -15,7 +16,9 @@ import shipped
 from hatchling.builders.wheel import WheelBuilder
 
 from hfpaged import cli
+from hfpaged.engine.waits import Cause
 from hfpaged.errors import InvalidConfigError
+from hfpaged.telemetry import conventions
 from hfpaged.telemetry.catalog import METRICS
 from hfpaged.telemetry.exporting import SHIPPED, export, read_shipped
 
@@ -299,3 +302,34 @@ def test_the_dashboard_is_as_grafana_writes_it():
     assert read_shipped("grafana-dashboard.json").decode() == (
         json.dumps(shipped.dashboard(), indent=2, ensure_ascii=False) + "\n"
     )
+
+
+# The page on traces
+
+
+def named_attributes(page):
+    """All attributes in backticks; ".b" stands for what the last whole name has in place of its end."""
+    whole = ""
+    for name in re.findall(r"`((?:gen_ai|hfpaged)?\.?[a-z_.]*\.[a-z_]+)`", page):
+        whole = whole.rpartition(".")[0] + name if name.startswith(".") else name
+        if whole.startswith(("gen_ai.", "hfpaged.")) and not whole.startswith("hfpaged.telemetry"):
+            yield whole
+
+
+def test_the_page_on_traces_names_attributes_that_spans_have():
+    known = {value for name, value in vars(conventions).items() if name.isupper()}
+    known |= {conventions.WAIT + cause for cause in get_args(Cause)}
+    named = set(named_attributes(shipped.text_of("traces.md")))
+    assert len(named) > 20
+    assert named <= known
+    assert {conventions.WAIT + cause for cause in get_args(Cause)} <= named
+    spans = {conventions.QUEUE_SPAN, conventions.PREFILL_SPAN, conventions.DECODE_SPAN}
+    events = {conventions.FIRST_TOKEN_EVENT, conventions.PREEMPTED_EVENT}
+    assert all(f"`{name}`" in shipped.text_of("traces.md") for name in spans | events)
+
+
+def test_the_python_of_the_page_on_traces_switches_them_on():
+    (code,) = re.findall(r"```python\n(.*?)```", shipped.text_of("traces.md"), re.DOTALL)
+    check = "from hfpaged.telemetry.instrumenting import is_instrumented\nassert is_instrumented()\n"
+    done = subprocess.run([sys.executable, "-c", code + check], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
