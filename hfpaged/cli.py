@@ -20,6 +20,7 @@ COMMANDS = {
     "bench": "measure speed and KV memory against plain transformers",
     "quality": "what a quantized KV cache costs in quality, and whether the model bears it",
     "telemetry": "a Grafana dashboard, Prometheus alerts and a Jaeger setup, to be written out",
+    "doctor": "what is wrong with a running engine, by its metrics",
 }
 
 # Those that run a model: with OTEL_* variables set their requests are traced and measured.
@@ -33,6 +34,7 @@ examples:
   hfpaged bench --help                           what can be measured
   hfpaged quality ./my-model --kv int8           whether it bears a quantized KV cache
   hfpaged telemetry export monitoring            what Grafana, Prometheus and Jaeger need
+  hfpaged doctor http://localhost:9400           what is wrong with what runs there
 """
 
 

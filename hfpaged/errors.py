@@ -106,5 +106,9 @@ class CallbackError(HfpagedError, RuntimeError):
     """A request's own function raised, or gave back what cannot be used; that request alone fails."""
 
 
+class MetricsError(HfpagedError, ValueError):
+    """What should be metrics of hfpaged cannot be had, cannot be read, or is something else."""
+
+
 class IntegrityError(HfpagedError, AssertionError):
     """The pool's books do not agree with what its block tables hold: a bug of hfpaged, never of its user."""

@@ -31,7 +31,8 @@ FLOORS = {
     " sinks streaming streaming_support packed_cache prepack prepack_faults prepack_gain"
     " prepack_report generation_watch generation_inputs",
     3: "engine*",
-    4: "__init__ __main__ cli demo demo_model demo_wheel measure bench* quality* verdict support conditions telemetry*",
+    4: "__init__ __main__ cli demo demo_model demo_wheel measure bench* quality* verdict support conditions telemetry*"
+    " doctor*",
 }
 
 # Libraries that a floor must not import, at the top or late.
