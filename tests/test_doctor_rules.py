@@ -1,0 +1,402 @@
+"""Each rule of the doctor: figures that trigger it, what it says of them, and figures close by that do not."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import pytest
+from exposition import CLOCK, GIB, HEALTHY, exposition
+
+from hfpaged.doctor.examination import examine
+from hfpaged.doctor.exposition import parse
+from hfpaged.doctor.reading import Reading
+from hfpaged.doctor.rules import RULES
+from hfpaged.doctor.rules.rule import judge, name_of
+
+
+class Case(NamedTuple):
+    """Figures other than the healthy ones, and words of the finding; without any words the rule has to be silent."""
+
+    figures: dict
+    words: tuple[str, ...] = ()
+    severity: str = "problem"
+
+
+def memory(**gib):
+    return {"device_memory_bytes": {("cuda:0", kind): size and size * GIB for kind, size in gib.items()}}
+
+
+def lookups(**counts):
+    return {"prefix_lookups_total": {"complete": 0, "differs": 0, "evicted": 0, "never_seen": 0, **counts}}
+
+
+def missed(hits=50_000, **counts):
+    """Of 500,000 prompt tokens."""
+    return {"prefix_hit_tokens_total": hits, **lookups(**counts)}
+
+
+# The same requests, but in all they waited for so many seconds more.
+def waited(seconds, cause, held=0.8):
+    return {
+        "wait_seconds_total": {"blocks": 50, "seats": 0, "budget": 20, cause: seconds},
+        "request_duration_seconds": [(10.0 + seconds / 1000, 1000)],
+        "kv_byte_seconds_total": held * 2 * GIB * 600,
+    }
+
+
+HALF_EMPTY = {"kv_byte_seconds_total": 0.4 * 2 * GIB * 600, "kv_blocks": {"used": 410, "cached": 105, "free": 509}}
+NEVER_STEPPED = {"step_duration_seconds": {"prefill": [], "decode": []}}
+PREFILLS = {
+    "step_duration_seconds": {"prefill": [(0.1, 4500)], "decode": [(0.015, 10_000)]},
+    "computed_tokens_total": {"prefill": 1_000_000, "decode": 250_000},
+}
+
+TRIGGERS = {
+    "no-progress": [
+        Case({"last_step_timestamp_seconds": CLOCK - 30}, ("12 requests running and 0 requests waiting", "30 s ago")),
+        Case(
+            {"last_step_timestamp_seconds": CLOCK - 7300, "requests_running": 0, "requests_waiting": 1},
+            ("1 request waiting", "2.0 h ago"),
+        ),
+    ],
+    "memory-at-peak": [
+        Case(
+            memory(peak=22.4),
+            ("22.4 GiB allocated", "6.4 GiB of them", "others hold 512.0 MiB", "95 % of 24.0 GiB", "free 1.3 GiB",
+             "max_num_batched_tokens 4096 -> 3072", "a pool of 2.0 GiB -> 716.8 MiB"),
+        ),
+        Case(memory(peak=23.0, allocated=22.0), ("a pool of 2.0 GiB -> 102.4 MiB (memory=)",)),  # budget: too little
+        Case(memory(peak=None, free=1.1), ("1.1 GiB of 24.0 GiB are free on cuda:0", "free 1.3 GiB")),
+    ],
+    "weights-and-pool": [
+        Case(
+            {**memory(peak=None), "model_weights_bytes": {"cuda:0": 19.7 * GIB}},
+            ("weights of 19.7 GiB and a pool of 2.0 GiB are 90 % of 24.0 GiB", "2.0 GiB -> 716.8 MiB", "memory=0.85"),
+        ),
+        Case({**NEVER_STEPPED, "model_weights_bytes": {"cuda:0": 22 * GIB}}, ("100 %", "a larger device")),
+    ],
+    "failing": [
+        Case({"requests_finished_total": {"error": 11}}, ("11 requests of 1,012", "1 %")),
+        Case({"requests_finished_total": {"error": 1}}, ("1 request of 1,012", "0.1 %"), "advice"),
+        Case({"generate_calls_total": {"finished": 80, "error": 20}}, ("20 requests of 1,112", "2 %")),
+    ],
+    "rejected": [
+        Case(
+            {"requests_rejected_total": {"RequestTooLongError": 40, "InvalidConfigError": 11}},
+            ("51 of 1,012 requests", "5 %", "40 x RequestTooLongError, 11 x InvalidConfigError",
+             "max_model_len from 8192"),
+        ),
+        Case({"requests_rejected_total": {"InvalidConfigError": 200}}, ("correct what the clients send",)),
+        Case({"requests_rejected_total": {"BatcherClosedError": 200}}, ("after close()",)),
+    ],
+    "pool-full": [
+        Case(
+            waited(4000, "blocks"),
+            ("29 % of their time waiting for blocks", "6.7 of them on average beside 16 sequences", "5 preemptions in "
+             "1,000 requests", "2.0 GiB is 80 % full", "a pool of 2.0 GiB -> 2.8 GiB", "1 more replica",
+             "kv_dtype='int8' ('auto' now)", "max_num_seqs 32 -> 16"),
+        ),
+        Case({"preemptions_total": 100}, ("100 preemptions in 1,000 requests", "max_num_seqs 32 -> 16")),
+        Case(
+            {"kv_blocks": {"used": 1020, "cached": 4, "free": 0}, "requests_waiting": 3, "preemptions_total": 0,
+             "kv_pool_info": {("int8", "16", "1024", "1"): 1}},
+            ("100 % now", "kv_dtype='int4' ('int8' now)"),
+        ),
+    ],
+    "preemption-thrash": [
+        Case(
+            {"preempted_tokens_total": 45_000, "preemptions_total": 60, "requests_preempted": 2},
+            ("60 preemptions took back 45,000 stored tokens", "10 % of the 450,000", "2 requests wait now",
+             "max_num_seqs 32 -> 16", "watermark=0.05"),
+        ),
+    ],
+    "seats-taken": [
+        Case(
+            {**waited(4000, "seats", held=0.4), "engine_limit": {"max_num_seqs": 16}},
+            ("29 % of their time", "max_num_seqs=16 seats", "6.7 of them", "40 % full", "33 such sequences",
+             "max_num_seqs 16 -> 24"),
+        ),
+        Case(
+            {**waited(12_000, "seats", held=0.6), "engine_limit": {"max_num_seqs": 16, "max_num_batched_tokens": 18}},
+            ("max_num_seqs 16 -> 20, and max_num_batched_tokens 18 -> 20",),
+        ),
+    ],
+    "budget-small": [
+        Case(
+            {**waited(4000, "budget"), "engine_limit": {"max_num_batched_tokens": 100}},
+            ("29 % of their time", "6.7 of them", "82 tokens of max_num_batched_tokens=100", "80 % full",
+             "max_num_batched_tokens 100 -> 3584"),
+        ),
+        Case(waited(4000, "budget"), ("82 tokens of max_num_batched_tokens=4096", "max_step_stretch=4")),
+    ],
+    "low-hit-rate": [
+        Case(
+            missed(differs=600, never_seen=400),
+            ("50,000 of 500,000 prompt tokens were found (10 %)", "44 % of all computed tokens", "600 of 1,000 lookups",
+             "50 of 500 tokens in", "prompts differ early", "behind what they share"),
+        ),
+        Case(
+            missed(evicted=600, never_seen=400),
+            ("at an evicted block", "2.0 GiB -> 2.1 GiB"),
+        ),
+        Case(missed(evicted=600) | {"kv_evicted_blocks_total": 9999}, ("pin what many share",)),
+        Case(missed(below_block_size=600, differs=400), ("block_size=16 -> 8",)),
+        Case(
+            missed(below_block_size=600) | {"kv_pool_info": {("auto", "8", "1024", "1"): 1}},
+            ("with blocks of 8 tokens there is little to gain",),
+        ),
+        Case(missed(other_key=600, differs=400), ("another salt, adapter or model",), "advice"),
+        Case(missed(0, never_seen=1000), ("none before", "put that last"), "advice"),
+        Case(missed(left_window=600, differs=400), ("windows", "pin_prefix"), "advice"),
+        Case(missed(declined=600, differs=400), ("none is looked up", "cache.explain() says why"), "advice"),
+        Case(missed(brand_new=600, differs=400), ("ended by brand_new",), "advice"),
+        Case(missed(**{"below block size": 600}), ("block_size=16 -> 8",)),  # as reports write it
+    ],
+    "evicted-prefixes": [
+        Case(
+            {**lookups(complete=500, differs=400, evicted=100), "kv_evicted_blocks_total": 512},
+            ("100 of 1,000 lookups (10 %)", "512 blocks had to make room in a pool of 1,024", "hit rate is 60 %",
+             "a pool of 2.0 GiB -> 3.0 GiB"),
+        ),
+        Case(
+            {**lookups(complete=500, evicted=500), "kv_evicted_blocks_total": 4000},
+            ("pin what many share", "kv_dtype='int8' keeps twice"),
+        ),
+    ],
+    "dense-fallbacks": [
+        Case(
+            {"dense_fallbacks_total": {"output_attentions": 15_000, "gradients": 5_000}},
+            ("20,000 attention calls", "in 15,000 steps", "75 % of them for: output attentions"),
+        ),
+        Case({"dense_fallbacks_total": {"mask": 1}}, ("1 attention call",), "advice"),
+    ],
+    "long-queue": [
+        Case(
+            {"request_queue_seconds": [(4.0, 1000)], "requests_waiting": 7, "wait_seconds_total": {"turn": 4000},
+             "request_duration_seconds": [(13.3, 1000)]},
+            ("longer than 5.0 s", "30 % of their time", "7 wait now", "for turn (98 % of it, 30 % of", "steps are long"),
+        ),
+    ],
+    "scheduling-bound": [
+        Case(
+            {"step_seconds_total": {"forward": 330, "sampling": 30, "scheduling": 240}},
+            ("of 40.0 ms of a step", "the forward takes 55 %", "sampler 5 % and scheduling 40 %", "16 sequences"),
+            "advice",
+        ),
+    ],
+    "prefill-bound": [
+        Case(
+            {**waited(4000, "turn", held=0.4), **PREFILLS},
+            ("take 75 % of the time", "80 % of all tokens", "40 % full", "60 % of prompt tokens", "wait 29 %"),
+            "advice",
+        ),
+    ],
+    "aborted": [
+        Case({"requests_aborted_total": 200}, ("200 of 1,000 requests were aborted (20 %)", "than 488 ms"), "advice"),
+    ],
+    "block-size": [
+        Case(
+            {"sequence_tokens": [(40, 1000)]},
+            ("1,000 sequences of 40 tokens", "16 % of the slots", "8 % with 8, 16 % with 16, 37 % with 32, 37 % with 64",
+             "2 % of used blocks now", "block_size=16 -> 8"),
+            "advice",
+        ),
+        Case(
+            {"sequence_tokens": [(750, 1000)], "kv_pool_info": {("auto", "256", "64", "1"): 1},
+             "kv_byte_seconds_total": 0.95 * 2 * GIB * 600},
+            ("14 % with 256", "block_size=256 -> 64"),
+        ),
+    ],
+    "pool-nearly-full": [
+        Case(
+            {"kv_byte_seconds_total": 0.92 * 2 * GIB * 600},
+            ("92 % full", "more than 90 %", "2.0 GiB -> 2.3 GiB"),
+            "advice",
+        ),
+    ],
+    "pool-oversized": [
+        Case(
+            {"kv_blocks": {"used": 102, "cached": 205, "free": 717}, "kv_evicted_blocks_total": 0},
+            ("in 1,000 requests", "307 of 1,024 blocks (30 %)", "2.0 GiB -> 767.5 MiB"),
+            "advice",
+        ),
+    ],
+    "few-requests": [
+        Case(HALF_EMPTY, ("40 % full", "16 sequences", "at most 32", "1 % of their time", "415 tokens/s"), "note"),
+    ],
+}  # fmt: skip
+
+SILENT = {
+    "no-progress": [
+        {"last_step_timestamp_seconds": CLOCK - 29.9},
+        {"last_step_timestamp_seconds": CLOCK - 9999, "requests_running": 0},
+        {"last_step_timestamp_seconds": CLOCK - 60, "step_duration_seconds": {"prefill": [(4.0, 3000)]}},
+    ],
+    "memory-at-peak": [
+        memory(peak=22.2),
+        memory(peak=None, free=1.3),
+        {"device_memory_bytes": {("cuda:0", "total"): 0}},
+    ],
+    "weights-and-pool": [
+        {**memory(peak=None), "model_weights_bytes": {"cuda:0": 19.5 * GIB}},
+        {"model_weights_bytes": {"cuda:0": 21 * GIB}},  # steps were made, so their peak is the judge
+    ],
+    "failing": [{"requests_finished_total": {"error": 0}}],
+    "rejected": [
+        {"requests_rejected_total": {"RequestTooLongError": 50}},
+        {"requests_rejected_total": {"RequestTooLongError": 5}, "requests_received_total": 9},
+    ],
+    "pool-full": [
+        waited(2400, "blocks"),  # 19 % of the time
+        {"wait_seconds_total": {"blocks": 4000, "seats": 4001}, "request_duration_seconds": [(18.0, 1000)]},
+        {"preemptions_total": 99},
+        {"kv_blocks": {"used": 972, "cached": 52, "free": 0}, "requests_waiting": 3},
+        {"kv_blocks": {"used": 1020, "cached": 4, "free": 0}},
+        {"request_duration_seconds": [(10.0, 9)], "preemptions_total": 9},
+    ],
+    "preemption-thrash": [{"preempted_tokens_total": 44_900}, {"computed_tokens_total": {"prefill": 0, "decode": 0}}],
+    "seats-taken": [
+        {**waited(2400, "seats", held=0.4), "engine_limit": {"max_num_seqs": 16}},
+        {**waited(4000, "seats", held=0.71), "engine_limit": {"max_num_seqs": 16}},
+        {**waited(4000, "seats", held=0.4), "engine_limit": {"max_num_seqs": 33}},  # more of that size do not fit
+    ],
+    "budget-small": [waited(2400, "budget"), waited(4000, "turn")],
+    "low-hit-rate": [
+        missed(150_000, differs=600, never_seen=400),
+        missed(differs=9),
+        missed(complete=1000),
+        missed(differs=1000) | {"prefix_queried_tokens_total": 499, "prefix_hit_tokens_total": 0},
+        missed(differs=1000) | {"computed_tokens_total": {"prefill": 100_000, "decode": 250_000}},
+    ],
+    "evicted-prefixes": [
+        lookups(complete=500, differs=401, evicted=99),
+        lookups(differs=4, evicted=5),
+        missed(evicted=600, differs=400),  # low-hit-rate says it
+    ],
+    "dense-fallbacks": [{"dense_fallbacks_total": {"mask": 0}}],
+    "long-queue": [
+        {"request_queue_seconds": [(4.0, 1000)], "request_duration_seconds": [(13.4, 1000)]},
+        {"request_queue_seconds": [(0.6, 1000)], "request_duration_seconds": [(1.0, 1000)]},  # buckets end at 0.64 s
+        {"request_queue_seconds": [(4.0, 9)], "request_duration_seconds": [(4.0, 9)]},
+    ],
+    "scheduling-bound": [
+        {"step_seconds_total": {"forward": 331, "sampling": 30, "scheduling": 239}},
+        {"step_seconds_total": {"forward": 0.1, "sampling": 0.1, "scheduling": 0.4},
+         "step_duration_seconds": {"prefill": [(0.05, 9)], "decode": [(0.05, 10)]}},
+    ],
+    "prefill-bound": [
+        {**waited(2300, "turn", held=0.4), **PREFILLS},
+        {**waited(4000, "turn", held=0.71), **PREFILLS},
+        {**waited(4000, "turn", held=0.4), **PREFILLS, "computed_tokens_total": {"prefill": 990_000}},
+        {**waited(4000, "turn", held=0.4), **PREFILLS,
+         "step_duration_seconds": {"prefill": [(0.09, 4600)], "decode": [(0.0186, 10_000)]}},
+    ],
+    "aborted": [{"requests_aborted_total": 199}, {"requests_aborted_total": 9, "request_duration_seconds": [(1, 9)]}],
+    "block-size": [
+        {"sequence_tokens": [(90, 1000)]},  # 9 %
+        {"sequence_tokens": [(20, 1000)], "kv_pool_info": {("auto", "8", "2048", "1"): 1}},  # none is smaller
+        {"sequence_tokens": []},
+        {"sequence_tokens": [(40, 1000)], "request_duration_seconds": [(10.0, 9)]},
+    ],
+    "pool-nearly-full": [
+        {"kv_byte_seconds_total": 0.9 * 2 * GIB * 600},
+        waited(4000, "blocks", held=0.95),
+        {"kv_byte_seconds_total": 0.92 * 2 * GIB * 600, "preemptions_total": 100},
+        {"request_duration_seconds": [(10.0, 9)], "kv_byte_seconds_total": 0.92 * 2 * GIB * 600},
+    ],
+    "pool-oversized": [
+        {"kv_blocks": {"used": 103, "cached": 205, "free": 716}, "kv_evicted_blocks_total": 0},
+        {"kv_blocks": {"used": 100, "cached": 200, "free": 724}, "kv_evicted_blocks_total": 1},
+        {"kv_blocks": {"used": 100, "cached": 0, "free": 924}, "kv_evicted_blocks_total": 0},
+        {"kv_blocks": {"used": 100, "cached": 200, "free": 724}, "kv_evicted_blocks_total": 0,
+         "request_duration_seconds": [(10.0, 99)]},
+    ],
+    "few-requests": [
+        {"kv_byte_seconds_total": 0.71 * 2 * GIB * 600},
+        waited(4000, "turn", held=0.4),
+        {**HALF_EMPTY, "request_duration_seconds": [(10.0, 9)]},
+    ],
+}  # fmt: skip
+
+BY_NAME = {name_of(rule): rule for rule in RULES}
+
+
+def found(rule, figures):
+    return judge(BY_NAME[rule], Reading.of(parse(exposition(changed=figures)), "tiny", CLOCK))
+
+
+def cases(table):
+    return [pytest.param(rule, case, id=f"{rule}-{i}") for rule, all_ in table.items() for i, case in enumerate(all_)]
+
+
+def test_each_rule_has_cases_that_trigger_it_and_others_close_by_that_do_not():
+    assert set(TRIGGERS) == set(SILENT) == set(BY_NAME)
+    assert all(TRIGGERS.values())
+    assert all(SILENT.values())
+    assert len(BY_NAME) == len(RULES)
+
+
+@pytest.mark.parametrize(("rule", "case"), cases(TRIGGERS))
+def test_a_rule_is_triggered_and_says_the_figures(rule, case):
+    finding = found(rule, case.figures)
+    assert finding is not None
+    assert (finding.rule, finding.severity) == (rule, case.severity)
+    assert not [word for word in case.words if word not in str(finding)], str(finding)
+    assert all((finding.title, finding.evidence, finding.remedy))
+
+
+@pytest.mark.parametrize(("rule", "figures"), cases(SILENT))
+def test_a_rule_is_silent_close_by(rule, figures):
+    assert found(rule, figures) is None
+
+
+def test_a_healthy_engine_has_no_finding_and_no_note_and_all_rules_are_judged():
+    diagnosis = examine(Reading.of(parse(exposition()), "tiny", CLOCK))
+    assert (list(diagnosis), diagnosis.notes, diagnosis.not_judged) == ([], [], {})
+    assert diagnosis.verdict == "all is well"
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_a_rule_that_lacks_a_metric_is_silent_and_listed_with_it(name):
+    diagnosis = examine(Reading.of(parse(exposition(changed={name: None})), "tiny", CLOCK))
+    assert (list(diagnosis), diagnosis.notes) == ([], [])
+    assert all(name in lacking for lacking in diagnosis.not_judged.values())
+
+
+def test_nearly_each_rule_can_lack_something():
+    everything = {name: None for name in HEALTHY if name != "hfpaged_generate_running"}
+    diagnosis = examine(Reading.of(parse(exposition(changed=everything)), "tiny", CLOCK))
+    assert set(diagnosis.not_judged) == set(BY_NAME)
+    assert not diagnosis
+
+
+def test_what_stops_all_requests_comes_before_what_makes_them_wait_and_that_before_advice():
+    bad = {
+        **waited(4000, "blocks"),
+        **missed(0, never_seen=1000),
+        **memory(peak=23),
+        "last_step_timestamp_seconds": CLOCK - 60,
+        "preempted_tokens_total": 90_000,
+        "requests_aborted_total": 300,
+        "sequence_tokens": [(40, 1000)],
+        "request_queue_seconds": [(8.0, 1000)],
+    }
+    diagnosis = examine(Reading.of(parse(exposition(changed=bad)), "tiny", CLOCK))
+    assert [finding.rule for finding in diagnosis] == [
+        "no-progress", "memory-at-peak", "pool-full", "preemption-thrash", "long-queue",
+        "low-hit-rate", "aborted", "block-size",
+    ]  # fmt: skip
+    assert diagnosis.verdict == "5 problems, 3 pieces of advice"
+
+
+def test_a_problem_comes_before_advice_of_a_rule_that_is_more_important():
+    bad = {"requests_finished_total": {"error": 1}, "preempted_tokens_total": 90_000}
+    diagnosis = examine(Reading.of(parse(exposition(changed=bad)), "tiny", CLOCK))
+    assert [finding.rule for finding in diagnosis] == ["preemption-thrash", "failing"]
+
+
+@pytest.mark.parametrize("figures", [case.figures for all_ in TRIGGERS.values() for case in all_])
+def test_all_rules_can_be_judged_together(figures):
+    diagnosis = examine(Reading.of(parse(exposition(changed=figures)), "tiny", CLOCK))
+    assert [*diagnosis, *diagnosis.notes]
+    assert diagnosis.figures["requests_ended"] >= 0
