@@ -57,7 +57,7 @@ class Diagnosis(list[Finding]):
         if not self:
             return "all is well" if self.is_sure else "nothing is found, but too few requests have ended to judge"
         advices = len(self) - len(self.problems)
-        counts = [(len(self.problems), "problem", "problems"), (advices, "advice", "pieces of advice")]
+        counts = [(len(self.problems), "problem", "problems"), (advices, "piece of advice", "pieces of advice")]
         return ", ".join(f"{count} {one if count == 1 else many}" for count, one, many in counts if count)
 
     def __str__(self) -> str:

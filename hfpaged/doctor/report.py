@@ -19,7 +19,7 @@ COLOURS = {"problem": "bold red", "advice": "bold yellow", "note": "bold"}
 def show(console: Console, diagnosis: Diagnosis) -> None:
     """The figures, then each finding with why and what to do."""
     console.print(Text(f"{diagnosis.model_name or 'hfpaged'}: {diagnosis.verdict}", style="bold"))
-    console.print(Padding(_table(diagnosis.summary.items()), (0, 0, 1, 2)))
+    console.print(Padding(_table(diagnosis.summary.items()), (0, 0, 1, 2), expand=False))
     for finding in [*diagnosis, *diagnosis.notes]:
         _show(console, finding)
     for rule, name in diagnosis.not_judged.items():
@@ -32,7 +32,7 @@ def _show(console: Console, finding: Finding) -> None:
     style = COLOURS[finding.severity]
     console.print(Text.assemble((finding.severity.upper(), style), "  ", (finding.title, "bold")))
     rows = (("because", finding.evidence), ("remedy", finding.remedy))
-    console.print(Padding(_table(rows), (0, 0, 1, 2)))
+    console.print(Padding(_table(rows), (0, 0, 1, 2), expand=False))
 
 
 def _table(rows: Any) -> Table:

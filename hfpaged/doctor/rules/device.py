@@ -26,7 +26,9 @@ MEMORY = "hfpaged_device_memory_bytes"
 
 
 class Device(NamedTuple):
-    """Bytes. `others`: what other processes and the driver take. `peak` is torch's, None where it does not count."""
+    """Bytes. `others`: what other processes and the driver take. `peak` is torch's, None where it does not count: a
+    process's own peak on a CPU may be that of loading the model.
+    """
 
     name: str
     total: float
@@ -37,7 +39,7 @@ class Device(NamedTuple):
 
     @property
     def others(self) -> float:
-        return max(self.total - self.free - self.reserved, 0.0)
+        return max(self.total - self.free - max(self.reserved, self.allocated), 0.0)
 
     @property
     def at_peak(self) -> float:
@@ -61,7 +63,7 @@ def _device(reading: Reading, name: str) -> Device:
     found = reading.samples[MEMORY]
     kinds = {each.labels.get("kind"): each.value for each in found if each.labels.get("device") == name}
     total, free, reserved, allocated = (kinds.get(kind, 0.0) for kind in ("total", "free", "reserved", "allocated"))
-    return Device(name, total, free, reserved, allocated, kinds.get("peak"))
+    return Device(name, total, free, reserved, allocated, None if name.startswith("cpu") else kinds.get("peak"))
 
 
 def memory_at_peak(reading: Reading) -> Finding | None:

@@ -9,7 +9,9 @@ from hfpaged.doctor.words import number, percent
 
 
 def dense_fallbacks(reading: Reading) -> Finding | None:
-    """Keys and values were gathered into dense tensors."""
+    """Keys and values were gathered into dense tensors. The metric begins with the first time."""
+    if reading.get("hfpaged_dense_fallbacks_total") is None:
+        return None
     reasons = reading.by("hfpaged_dense_fallbacks_total", "reason")
     total = sum(reasons.values())
     if not total:
