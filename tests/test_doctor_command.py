@@ -108,7 +108,7 @@ def test_advice_exits_0(capsys, file):
 def test_what_was_not_judged_is_said(capsys, file):
     code, out, _ = run(capsys, file(exposition(preempted_tokens_total=None, requests_running=0)))
     assert code == 0
-    assert "not judged: preemption-thrash, lacks hfpaged_preempted_tokens_total\n" in out
+    assert "not judged: preemption-thrash (lacks hfpaged_preempted_tokens_total)\n" in out
 
 
 def test_json_has_all_of_it(capsys, file):

@@ -18,6 +18,11 @@ def ended(reading: Reading) -> float:
     return reading.histogram("hfpaged_request_duration_seconds").count
 
 
+def calls(reading: Reading) -> float:
+    """Calls of generate() that came to an end; 0 where nobody counts them."""
+    return reading.get("hfpaged_generate_calls_total") or 0.0
+
+
 def has_enough(reading: Reading) -> bool:
     """Whether enough requests have ended to speak of rates."""
     return ended(reading) >= ENOUGH_REQUESTS
@@ -120,9 +125,15 @@ def hit_rate(reading: Reading) -> float:
 
 
 def prefill_share(reading: Reading) -> float:
-    """Prompt tokens as a part of all that went through the model."""
-    computed = reading.by("hfpaged_computed_tokens_total", "phase")
-    return _ratio(computed.get("prefill", 0.0), sum(computed.values()))
+    """Prompt tokens as a part of all that went through the model, in batchers and in generate()."""
+    prompt = decoded = 0.0
+    if calls(reading):
+        tokens = reading.by("hfpaged_generate_tokens_total", "kind")
+        prompt, decoded = tokens.get("prompt", 0.0) - tokens.get("cached", 0.0), tokens.get("output", 0.0)
+    if not calls(reading) or reading.get("hfpaged_computed_tokens_total"):
+        computed = reading.by("hfpaged_computed_tokens_total", "phase")
+        prompt, decoded = prompt + computed.get("prefill", 0.0), decoded + computed.get("decode", 0.0)
+    return _ratio(prompt, prompt + decoded)
 
 
 def limit(reading: Reading, name: str) -> int:

@@ -14,6 +14,7 @@ from hfpaged.doctor.words import duration, number, percent, plural
 FIRST_TOKEN, BETWEEN = "hfpaged_time_to_first_token_seconds", "hfpaged_inter_token_latency_seconds"
 FIGURES: dict[str, Callable[[Reading], float | None]] = {
     "requests_ended": derived.ended,
+    "generate_calls": lambda reading: derived.calls(reading) or None,
     "requests_running": lambda reading: reading.total("hfpaged_requests_running"),
     "requests_waiting": lambda reading: reading.total("hfpaged_requests_waiting"),
     "pool_use": derived.use,
@@ -40,7 +41,7 @@ def examine(reading: Reading) -> Diagnosis:
         if finding is not None:
             found.append(finding)
     figures = _figures(reading)
-    is_sure = figures.get("requests_ended", 0.0) >= derived.ENOUGH_REQUESTS
+    is_sure = figures.get("requests_ended", 0.0) + figures.get("generate_calls", 0.0) >= derived.ENOUGH_REQUESTS
     return Diagnosis(
         found, model_name=reading.model_name, summary=_summary(reading, figures), figures=figures,
         not_judged=not_judged, is_sure=is_sure,
@@ -66,6 +67,7 @@ def _summary(reading: Reading, figures: dict[str, float]) -> dict[str, str]:
     parts = {
         "requests": (
             ("requests_ended", lambda n: f"{plural(n, 'request')} ended {span}"),
+            ("generate_calls", lambda n: f"{plural(n, 'call')} of generate() ended {span}"),
             ("requests_running", lambda n: f"{number(n)} running"),
             ("requests_waiting", lambda n: f"{number(n)} waiting"),
         ),

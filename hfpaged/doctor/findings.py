@@ -63,5 +63,14 @@ class Diagnosis(list[Finding]):
     def __str__(self) -> str:
         head = f"{self.model_name}: {self.verdict}" if self.model_name else self.verdict
         figures = "".join(f"\n  {name}: {text}" for name, text in self.summary.items())
-        missing = "".join(f"\n  not judged: {rule}, lacks {name}" for rule, name in self.not_judged.items())
-        return "\n\n".join([head + figures + missing, *map(str, [*self, *self.notes])])
+        lacking = [self.missing] if self.not_judged else []
+        return "\n\n".join([head + figures, *map(str, [*self, *self.notes]), *lacking])
+
+    @property
+    def missing(self) -> str:
+        """What was not judged, and what is not there for it."""
+        rules: dict[str, list[str]] = {}
+        for rule, name in self.not_judged.items():
+            rules.setdefault(name, []).append(rule)
+        told = "; ".join(f"{', '.join(names)} (lacks {name})" for name, names in rules.items())
+        return f"not judged: {told}" if told else ""

@@ -22,10 +22,8 @@ def show(console: Console, diagnosis: Diagnosis) -> None:
     console.print(Padding(_table(diagnosis.summary.items()), (0, 0, 1, 2), expand=False))
     for finding in [*diagnosis, *diagnosis.notes]:
         _show(console, finding)
-    for rule, name in diagnosis.not_judged.items():
-        console.print(Text(f"not judged: {rule}, lacks {name}", style="dim"))
-    if diagnosis.not_judged:
-        console.print()
+    if diagnosis.missing:
+        console.print(Text(f"{diagnosis.missing}\n", style="dim"))
 
 
 def _show(console: Console, finding: Finding) -> None:

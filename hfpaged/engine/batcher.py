@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -27,6 +27,9 @@ from hfpaged.engine.tally import Tally
 from hfpaged.kv_format import Spec
 from hfpaged.kv_pool import KVPool
 from hfpaged.kv_scales import KVScales
+
+if TYPE_CHECKING:
+    from hfpaged.doctor import Diagnosis
 
 
 class ContinuousBatcher:
@@ -139,6 +142,14 @@ class ContinuousBatcher:
     def describe(self) -> dict[str, Any]:
         """What was decided at construction: sizes, formats, how the model is computed."""
         return self._parts.describe()
+
+    def diagnose(self) -> Diagnosis:
+        """What is wrong, by which figures that is known, and what to change: findings, the most important first, and none
+        when all is well. print() it.
+        """
+        from hfpaged.doctor import diagnose
+
+        return diagnose(self)
 
     def add_request(
         self, prompt: Any, generation_config: Config = None, *, request_id: str | None = None, priority: int = 0,
