@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
-from hfpaged.doctor import Diagnosis, Finding, diagnose, histogram
+from hfpaged.doctor import Diagnosis, Finding, derived, diagnose, histogram
 from hfpaged.doctor.exposition import parse
 from hfpaged.doctor.reading import Lacks, Reading
 from hfpaged.doctor.rules.fragmentation import SIZES, waste
@@ -193,7 +193,7 @@ def test_all_well_is_told_with_the_figures_that_show_it():
     assert str(diagnose(exposition(requests_running=0))) == (
         "tiny: all is well\n"
         "  requests: 1,000 requests ended since it began, 0 running, 0 waiting\n"
-        "  pool: 80 % full while steps are made, 80 % now\n"
+        "  pool: 80 % full while there is work, 80 % now\n"
         "  prefixes: 60 % of prompt tokens found\n"
         "  first token: p50 375 ms, p95 488 ms\n"
         "  next tokens: p50 38 ms, p95 49 ms\n"
@@ -239,7 +239,7 @@ def test_calls_of_generate_alone_are_judged_as_far_as_they_can_be():
     assert "40 calls of generate() ended since it began" in str(diagnosis)
     assert diagnosis.is_sure
     assert "not judged: no-progress" in str(diagnosis)
-    assert "pool-nearly-full (lacks hfpaged_step_duration_seconds)" in str(diagnosis).splitlines()[-1]
+    assert "pool-nearly-full (lacks hfpaged_step_sequences)" in str(diagnosis).splitlines()[-1]
 
 
 def test_families_are_as_good_as_text_and_say_when():
@@ -263,11 +263,18 @@ def test_what_has_no_metrics_is_refused(source):
         diagnose(source)
 
 
+def test_time_between_steps_does_not_make_a_pool_look_full():
+    """Of an engine whose steps somebody makes now and then."""
+    slow = exposition(
+        request_duration_seconds=[(30.0, 1000)], kv_byte_seconds_total=3 * HEALTHY["hfpaged_kv_byte_seconds_total"]
+    )
+    assert derived.use(reading(slow)) == pytest.approx(0.8, rel=0.01)
+    assert derived.mean_waiting(reading(slow), "blocks") == pytest.approx(50 / 1800, rel=0.01)
+
+
 def test_between_two_readings_the_pool_is_as_full_as_it_is_now():
     now = {"used": 950, "cached": 74, "free": 0}
     found = reading(exposition(kv_blocks=now)).since(reading(exposition(kv_byte_seconds_total=0)), 10.0)
-    from hfpaged.doctor import derived
-
     assert derived.use(found) == pytest.approx(950 / 1024)
 
 

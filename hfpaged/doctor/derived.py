@@ -59,25 +59,41 @@ def use_now(reading: Reading) -> float:
 
 
 def use(reading: Reading) -> float:
-    """How full the pool is while steps are made. Since the process began: what ended requests held, integrated over
+    """How full the pool is while there is work. Since the process began: what ended requests held, integrated over
     time, against what could have been held. Between two readings that would count what requests held before, so there
     it is what they hold now.
     """
     held = 0.0 if reading.seconds is not None else reading.total("hfpaged_kv_byte_seconds_total")
-    return min(_ratio(held, capacity(reading) * busy_seconds(reading)), 1.0) if held else use_now(reading)
+    return min(_ratio(held, capacity(reading) * working_seconds(reading)), 1.0) if held else use_now(reading)
+
+
+def seconds_in_batch(reading: Reading) -> float:
+    """Of all ended requests: their time without what they waited."""
+    return max(reading.histogram("hfpaged_request_duration_seconds").sum - sum(waits(reading).values()), 0.0)
+
+
+def working_seconds(reading: Reading) -> float:
+    """Seconds in which there was work: those of steps and between them. The time of all requests in the batch, by how
+    many there were in it.
+    """
+    at_once = mean_running(reading) / sequences_per_request(reading)
+    return max(_ratio(seconds_in_batch(reading), at_once), busy_seconds(reading))
+
+
+def sequences_per_request(reading: Reading) -> float:
+    """1 and more: samples and beams of one prompt."""
+    return max(_ratio(reading.histogram("hfpaged_sequence_tokens").count, ended(reading)), 1.0)
 
 
 def bytes_per_request(reading: Reading) -> float:
     """Mean memory of a request while it was in the batch; 0 where none has ended."""
-    seconds = reading.histogram("hfpaged_request_duration_seconds").sum - sum(waits(reading).values())
-    return _ratio(reading.total("hfpaged_kv_byte_seconds_total"), max(seconds, 0.0))
+    return _ratio(reading.total("hfpaged_kv_byte_seconds_total"), seconds_in_batch(reading))
 
 
 def sequences_that_fit(reading: Reading) -> float:
     """How many sequences of the mean size that was seen fill the pool to TARGET_USE; 0 where none was seen."""
     requests = _ratio(TARGET_USE * capacity(reading), bytes_per_request(reading))
-    each = _ratio(reading.histogram("hfpaged_sequence_tokens").count, ended(reading))
-    return requests * max(each, 1.0)
+    return requests * sequences_per_request(reading)
 
 
 def mean_running(reading: Reading) -> float:
@@ -110,8 +126,8 @@ def is_held_up_by(reading: Reading, cause: str) -> bool:
 
 
 def mean_waiting(reading: Reading, cause: str) -> float:
-    """How many requests waited for this on average while steps were made: Little's law."""
-    return _ratio(waits(reading).get(cause, 0.0), busy_seconds(reading))
+    """How many requests waited for this on average while there was work: Little's law."""
+    return _ratio(waits(reading).get(cause, 0.0), working_seconds(reading))
 
 
 def preemptions_per_request(reading: Reading) -> float:

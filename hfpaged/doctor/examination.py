@@ -72,7 +72,7 @@ def _summary(reading: Reading, figures: dict[str, float]) -> dict[str, str]:
             ("requests_waiting", lambda n: f"{number(n)} waiting"),
         ),
         "pool": (
-            ("pool_use", lambda share: f"{percent(share)} full while steps are made"),
+            ("pool_use", lambda share: f"{percent(share)} full while there is work"),
             ("pool_use_now", lambda share: f"{percent(share)} now"),
         ),
         "prefixes": (("hit_rate", lambda share: f"{percent(share)} of prompt tokens found"),),

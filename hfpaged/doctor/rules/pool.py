@@ -54,7 +54,7 @@ def _signs(reading: Reading) -> str:
         f"{number(mean_waiting(reading, 'blocks'))} of them on average beside {number(mean_running(reading))} "
         f"sequences that run; {plural(reading.total('hfpaged_preemptions_total'), 'preemption')} in "
         f"{plural(ended(reading), 'request')}; the pool of {format_bytes(capacity(reading))} is "
-        f"{percent(use(reading))} full while steps are made, {percent(use_now(reading))} now"
+        f"{percent(use(reading))} full while there is work, {percent(use_now(reading))} now"
     )
 
 
@@ -130,7 +130,7 @@ def pool_nearly_full(reading: Reading) -> Finding | None:
         return None
     pool = capacity(reading)
     evidence = (
-        f"it is {percent(part)} full while steps are made, more than {percent(GOOD_USE[1])}, although requests hardly "
+        f"it is {percent(part)} full while there is work, more than {percent(GOOD_USE[1])}, although requests hardly "
         f"wait for blocks ({percent(wait_share(reading, 'blocks'))} of their time)"
     )
     remedy = (

@@ -126,7 +126,7 @@ def few_requests(reading: Reading) -> Finding | None:
     if not has_enough(reading) or use(reading) >= GOOD_USE[0] or not is_idle:
         return None
     evidence = (
-        f"it is {percent(use(reading))} full while steps are made, with "
+        f"it is {percent(use(reading))} full while there is work, with "
         f"{plural(round(mean_running(reading)), 'sequence')} in a step of at most {limit(reading, 'max_num_seqs')}; "
         f"requests wait {percent(wait_share(reading))} of their time, and {number(tokens_per_second(reading))} "
         "tokens/s come out"

@@ -1,0 +1,124 @@
+"""batcher.diagnose(): real engines that are driven into trouble, and one that is well."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hfpaged.telemetry._prometheus import families_of
+from prometheus_client import CollectorRegistry, generate_latest
+from test_batcher_tokens import batcher_of, checked
+
+from hfpaged.doctor import diagnose
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+VOCABULARY = (3, 60)  # of the tiny models, without their special tokens
+
+
+def prompts(count, length, seed=0):
+    rng = random.Random(seed)
+    return [[rng.randint(*VOCABULARY) for _ in range(length)] for _ in range(count)]
+
+
+def drive(wanted, prompts, new_tokens, *, at_once=True, **sizes):
+    """The diagnosis after all prompts have come, at once or one after the other."""
+    batcher = batcher_of("llama", **sizes)
+    for group in [prompts] if at_once else [[prompt] for prompt in prompts]:
+        batcher.generate(group, max_new_tokens=new_tokens, do_sample=False)
+    diagnosis = batcher.diagnose()
+    checked(batcher)
+    assert diagnosis, str(diagnosis)
+    assert diagnosis[0].rule == wanted, str(diagnosis)
+    assert diagnosis[0].severity == "problem" or diagnosis.problems == [], str(diagnosis)
+    return diagnosis
+
+
+def test_a_pool_that_is_too_small_is_named_first():
+    first, *_ = drive("pool-full", prompts(24, 30), 30, block_size=4, num_blocks=60)
+    assert "preemptions in 24 requests" in first.evidence
+    assert "max_num_seqs 128 -> " in first.remedy
+    assert "(memory=)" in first.remedy
+
+
+def test_what_was_advised_for_a_small_pool_helps():
+    sizes = {"block_size": 4, "num_blocks": 60}
+    diagnosis = drive("pool-full", prompts(24, 30), 30, **sizes)
+    seqs = int(diagnosis[0].remedy.split("max_num_seqs 128 -> ")[1].split(",")[0])
+    batcher = batcher_of("llama", **sizes, max_num_seqs=seqs)
+    batcher.generate(prompts(24, 30), max_new_tokens=30, do_sample=False)
+    assert batcher.tally.sums.numbers["hfpaged_preemptions_total",] == 0
+    checked(batcher)
+
+
+@pytest.mark.parametrize(
+    ("place", "words"), [(0, "an id or a time in the first tokens"), (1, "move what differs from prompt to prompt")]
+)
+def test_a_first_token_that_varies_is_named_first(place, words):
+    (common,) = prompts(1, 80)
+    varying = [[*common[:place], 3 + number, *common[place:]] for number in range(24)]
+    first, *_ = drive("low-hit-rate", varying, 4, at_once=False, block_size=4, num_blocks=1000)
+    assert words in first.remedy
+    assert "of 1,944 prompt tokens were found" in first.evidence
+
+
+def test_the_same_prompts_with_what_varies_behind_are_found():
+    (common,) = prompts(1, 80)
+    batcher = batcher_of("llama", block_size=4, num_blocks=1000)
+    for number in range(24):
+        batcher.generate([*common, 3 + number], max_new_tokens=4, do_sample=False)
+    diagnosis = batcher.diagnose()
+    assert "low-hit-rate" not in [finding.rule for finding in diagnosis], str(diagnosis)
+    assert diagnosis.figures["hit_rate"] > 0.9
+    checked(batcher)
+
+
+def test_a_single_seat_for_many_is_named_first():
+    first, *_ = drive("seats-taken", prompts(24, 20), 20, max_num_seqs=1)
+    assert "max_num_seqs=1 seats" in first.evidence
+    assert int(first.remedy.split("-> ")[1].split(",")[0]) > 8
+
+
+def test_a_tiny_token_budget_is_named_first():
+    first, *_ = drive("budget-small", prompts(24, 80), 4, max_num_seqs=16, max_num_batched_tokens=16)
+    assert "max_num_batched_tokens=16" in first.evidence
+    assert "max_num_batched_tokens 16 -> " in first.remedy
+
+
+@pytest.fixture
+def healthy():
+    """Requests that come one by one, as many as there is room for."""
+    batcher = batcher_of("llama", block_size=4, num_blocks=220)
+    for prompt in prompts(160, 16):
+        batcher.add_request(prompt, max_new_tokens=64, do_sample=False)
+        for _ in range(4):
+            batcher.step()
+    while batcher.has_work:
+        batcher.step()
+    yield batcher
+    checked(batcher)
+
+
+def test_a_healthy_engine_has_no_finding(healthy):
+    diagnosis = healthy.diagnose()
+    assert list(diagnosis) == [], str(diagnosis)
+    assert diagnosis.notes == [], str(diagnosis)
+    assert diagnosis.verdict == "all is well"
+    assert diagnosis.not_judged == {}
+    assert diagnosis.figures["requests_ended"] == 160
+    assert 0.7 < diagnosis.figures["pool_use"] < 0.9
+    assert str(diagnosis).startswith(f"{diagnosis.model_name}: all is well\n  requests: 160 requests ended")
+
+
+def test_text_and_families_of_a_batcher_say_what_it_says_itself(healthy):
+    class Given:
+        def collect(self):
+            return families_of(healthy)
+
+    registry = CollectorRegistry()
+    registry.register(Given())
+    diagnosis = healthy.diagnose()
+    for source in (families_of(healthy), generate_latest(registry).decode(), healthy):
+        other = diagnose(source)
+        assert list(other) == list(diagnosis)
+        assert other.figures == diagnosis.figures
