@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import random
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from exposition import CLOCK, HEALTHY, exposition
@@ -15,8 +17,9 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
+from hfpaged import doctor
 from hfpaged.doctor import Diagnosis, Finding, derived, diagnose, histogram
-from hfpaged.doctor.exposition import parse
+from hfpaged.doctor.exposition import PREFIX, parse
 from hfpaged.doctor.reading import Lacks, Reading
 from hfpaged.doctor.rules.fragmentation import SIZES, waste
 from hfpaged.doctor.words import duration, number, percent, plural, round_down, round_up
@@ -304,6 +307,14 @@ def test_figures_are_written_as_people_read_them():
 def test_rounding_moves_a_number_by_a_quarter_at_most(value):
     assert value <= round_up(value) <= max(1.25 * value, value + 1)
     assert 0.75 * value - 1 < round_down(value) <= value
+
+
+def test_it_asks_only_for_metrics_of_the_catalog():
+    folder = Path(doctor.__file__).parent
+    source = "".join(path.read_text(encoding="utf-8") for path in sorted(folder.rglob("*.py")))
+    names = {name for name in re.findall(r'"(hfpaged_\w+)"', source) if name != PREFIX}
+    assert len(names) > 30
+    assert names <= set(BY_NAME)
 
 
 def test_importing_the_doctor_loads_neither_torch_nor_transformers():

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import random
 
 import pytest
-from hfpaged.telemetry._prometheus import families_of
-from prometheus_client import CollectorRegistry, generate_latest
+from hfpaged.telemetry._prometheus import families_of, install
+from prometheus_client import CollectorRegistry, generate_latest, start_http_server
 from test_batcher_tokens import batcher_of, checked
 
+from hfpaged import cli
 from hfpaged.doctor import diagnose
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -85,8 +87,18 @@ def test_a_tiny_token_budget_is_named_first():
     assert "max_num_batched_tokens 16 -> " in first.remedy
 
 
-@pytest.fixture
-def healthy():
+def test_what_was_advised_for_a_tiny_budget_helps():
+    sizes = {"max_num_seqs": 16}
+    first, *_ = drive("budget-small", prompts(24, 80), 4, max_num_batched_tokens=16, **sizes)
+    budget = int(first.remedy.split("max_num_batched_tokens 16 -> ")[1].split(";")[0])
+    batcher = batcher_of("llama", max_num_batched_tokens=budget, **sizes)
+    batcher.generate(prompts(24, 80), max_new_tokens=4, do_sample=False)
+    assert batcher.diagnose().problems == [], str(batcher.diagnose())
+    checked(batcher)
+
+
+@pytest.fixture(scope="module")
+def healthy(one_thread):
     """Requests that come one by one, as many as there is room for."""
     batcher = batcher_of("llama", block_size=4, num_blocks=220)
     for prompt in prompts(160, 16):
@@ -108,6 +120,25 @@ def test_a_healthy_engine_has_no_finding(healthy):
     assert diagnosis.figures["requests_ended"] == 160
     assert 0.7 < diagnosis.figures["pool_use"] < 0.9
     assert str(diagnosis).startswith(f"{diagnosis.model_name}: all is well\n  requests: 160 requests ended")
+
+
+def test_the_command_reads_a_live_process(healthy, capsys):
+    registry = CollectorRegistry()
+    undo = install(registry)
+    server, thread = start_http_server(0, "127.0.0.1", registry)
+    try:
+        code = cli.main(
+            ["doctor", f"http://127.0.0.1:{server.server_port}", "--json", "--model-name", "LlamaForCausalLM"]
+        )
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+        undo()
+    (model,) = json.loads(capsys.readouterr().out)["models"]
+    assert code in (0, 1)  # other batchers of this process count too
+    assert model["not_judged"] == {}
+    assert model["figures"]["requests_ended"] >= 160
 
 
 def test_text_and_families_of_a_batcher_say_what_it_says_itself(healthy):

@@ -132,7 +132,9 @@ TRIGGERS = {
             ("29 % of their time", "6.7 of them", "82 tokens of max_num_batched_tokens=100", "80 % full",
              "max_num_batched_tokens 100 -> 3584"),
         ),
-        Case(waited(4000, "budget"), ("82 tokens of max_num_batched_tokens=4096", "max_step_stretch=4")),
+        Case(
+            waited(4000, "budget"), ("82 tokens of max_num_batched_tokens=4096", "max_step_stretch=4"), "advice"
+        ),
     ],
     "low-hit-rate": [
         Case(

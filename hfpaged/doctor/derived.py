@@ -153,8 +153,9 @@ def prefill_share(reading: Reading) -> float:
 
 
 def limit(reading: Reading, name: str) -> int:
-    """max_num_seqs, max_num_batched_tokens or max_model_len."""
-    return int(reading.largest("hfpaged_engine_limit", limit=name))
+    """max_num_seqs of all engines together, max_num_batched_tokens or max_model_len of the one with most."""
+    largest = reading.largest("hfpaged_engine_limit", limit=name)
+    return int(reading.total("hfpaged_engine_limit", limit=name) if name == "max_num_seqs" else largest)
 
 
 def _ratio(part: float, whole: float) -> float:

@@ -23,7 +23,8 @@ LARGEST_FACTOR = 4.0
 
 def low_hit_rate(reading: Reading) -> Finding | None:
     """Most prompt tokens are computed, and what most lookups ended for."""
-    queried, hits = (reading.total(f"hfpaged_prefix_{what}_tokens_total") for what in ("queried", "hit"))
+    queried = reading.total("hfpaged_prefix_queried_tokens_total")
+    hits = reading.total("hfpaged_prefix_hit_tokens_total")
     reasons = reading.by("hfpaged_prefix_lookups_total", "reason")
     lookups = sum(reasons.values())
     if lookups < FEW_LOOKUPS or (queried < FEW_TOKENS and "declined" not in reasons):

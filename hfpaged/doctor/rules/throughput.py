@@ -72,7 +72,7 @@ def budget_small(reading: Reading) -> Finding | None:
             "if the first token matters more than the next ones: max_step_stretch=4 (2 by default; None: no limit), so "
             "that a step may bring more prompt tokens while others stream"
         )
-        return Finding("problem", title, evidence, remedy)
+        return Finding("advice", title, evidence, remedy)  # as was wanted, for all that this doctor knows
     waiting = mean_waiting(reading, "budget") * reading.histogram("hfpaged_request_prompt_tokens").mean
     new = round_up(min(max(budget + waiting, 2 * budget), max(ENOUGH_BUDGET, 2 * budget)))
     remedy = f"max_num_batched_tokens {budget} -> {new}; activations of a step grow with it, so leave memory for them"
