@@ -204,6 +204,11 @@ def test_all_well_is_told_with_the_figures_that_show_it():
     )
 
 
+def test_of_what_lies_beyond_the_last_bucket_no_more_is_said_than_is_known():
+    text = exposition(time_to_first_token_seconds=[(0.3, 60), (77.0, 40)])
+    assert "first token: p50 458 ms, p95 over 10 s" in str(diagnose(text))
+
+
 def test_few_requests_are_said_to_be_too_few():
     text = exposition(requests_running=0, request_duration_seconds=[(10.0, 9)])
     assert diagnose(text).verdict == "nothing is found, but too few requests have ended to judge"

@@ -99,7 +99,7 @@ TRIGGERS = {
             waited(4000, "blocks"),
             ("29 % of their time waiting for blocks", "6.7 of them on average beside 16 sequences", "5 preemptions in "
              "1,000 requests", "2.0 GiB is 80 % full", "a pool of 2.0 GiB -> 2.8 GiB", "1 more replica",
-             "kv_dtype='int8' ('auto' now)", "max_num_seqs 32 -> 16"),
+             "kv_dtype='int8' ('auto' now) halves what a token takes"),
         ),
         Case({"preemptions_total": 100}, ("100 preemptions in 1,000 requests", "max_num_seqs 32 -> 16")),
         Case(

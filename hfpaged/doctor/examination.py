@@ -10,6 +10,7 @@ from hfpaged.doctor.reading import Lacks, Reading
 from hfpaged.doctor.rules import RULES
 from hfpaged.doctor.rules.rule import judge, name_of
 from hfpaged.doctor.words import duration, number, percent, plural
+from hfpaged.telemetry.catalog import BY_NAME
 
 FIRST_TOKEN, BETWEEN = "hfpaged_time_to_first_token_seconds", "hfpaged_inter_token_latency_seconds"
 FIGURES: dict[str, Callable[[Reading], float | None]] = {
@@ -76,8 +77,8 @@ def _summary(reading: Reading, figures: dict[str, float]) -> dict[str, str]:
             ("pool_use_now", lambda share: f"{percent(share)} now"),
         ),
         "prefixes": (("hit_rate", lambda share: f"{percent(share)} of prompt tokens found"),),
-        "first token": _quantiles("first_token"),
-        "next tokens": _quantiles("between_tokens"),
+        "first token": _quantiles("first_token", FIRST_TOKEN),
+        "next tokens": _quantiles("between_tokens", BETWEEN),
         "output": (("tokens_per_second", lambda rate: f"{number(rate)} tokens/s of work"),),
     }
     told = {
@@ -86,8 +87,11 @@ def _summary(reading: Reading, figures: dict[str, float]) -> dict[str, str]:
     return {line: text for line, text in told.items() if text}
 
 
-def _quantiles(what: str) -> tuple[tuple[str, Callable[[float], str]], ...]:
+def _quantiles(what: str, name: str) -> tuple[tuple[str, Callable[[float], str]], ...]:
+    """Of what lies beyond the last bound it is known that it does."""
+    last = BY_NAME[name].buckets[-1]
+    over = {True: "over ", False: ""}
     return (
-        (f"{what}_p50_seconds", lambda seconds: f"p50 {duration(seconds)}"),
-        (f"{what}_p95_seconds", lambda seconds: f"p95 {duration(seconds)}"),
+        (f"{what}_p50_seconds", lambda seconds: f"p50 {over[seconds >= last]}{duration(seconds)}"),
+        (f"{what}_p95_seconds", lambda seconds: f"p95 {over[seconds >= last]}{duration(seconds)}"),
     )

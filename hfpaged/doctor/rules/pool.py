@@ -96,7 +96,7 @@ def _quantized(reading: Reading) -> str | None:
 def _fewer(reading: Reading) -> str | None:
     """Only where more are let in than fit: then it spares preemptions, and nobody waits for it who would not anyway."""
     most, fitting = limit(reading, "max_num_seqs"), sequences_that_fit(reading)
-    if reading.total("hfpaged_preemptions_total") == 0 or not 1 <= fitting < most:
+    if preemptions_per_request(reading) < OFTEN_PREEMPTED or not 1 <= fitting < most:
         return None
     return f"max_num_seqs {most} -> {round_down(fitting)}, which is what fits, so that nothing is computed twice"
 
