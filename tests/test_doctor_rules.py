@@ -67,6 +67,8 @@ TRIGGERS = {
              "max_num_batched_tokens 4096 -> 3072", "a pool of 2.0 GiB -> 716.8 MiB"),
         ),
         Case(memory(peak=23.0, allocated=22.0), ("free 1.4 GiB: a pool of 2.0 GiB -> 614.4 MiB (memory=)",)),
+        Case(memory(peak=22.8, allocated=20.5, reserved=21, free=2.5), ("max_num_batched_tokens 4096 -> 1024",)),
+        Case(memory(peak=22.8, allocated=20.6, reserved=21, free=2.5), ("free 1.7 GiB: a pool of 2.0 GiB",)),
         Case(
             {"device_memory_bytes": {("cpu", "total"): 10 * GIB, ("cpu", "free"): 0.5 * GIB, ("cpu", "peak"): GIB}},
             ("512.0 MiB of 10.0 GiB are free on cpu",),
@@ -209,6 +211,17 @@ TRIGGERS = {
              "37 % with 64", "2 % of used blocks now", "block_size=16 -> 8"),
             "advice",
         ),
+        Case({"sequence_tokens": [(60, 560), (90, 440)]}, ("10 % with 16", "block_size=16 -> 8"), "advice"),
+        Case(
+            {"sequence_tokens": [(150, 800), (90, 200)], "kv_pool_info": {("auto", "64", "256", "1"): 1}},
+            ("2 % with 8, 5 % with 16, 10 % with 32, 19 % with 64", "block_size=64 -> 16"),
+            "advice",
+        ),
+        Case(
+            {"sequence_tokens": [(150, 700), (90, 300)], "kv_pool_info": {("auto", "64", "256", "1"): 1}},
+            ("5 % with 16", "block_size=64 -> 8"),
+            "advice",
+        ),
         Case(
             {"sequence_tokens": [(750, 1000)], "kv_pool_info": {("auto", "256", "64", "1"): 1},
              "kv_byte_seconds_total": 0.95 * 2 * GIB * 600},
@@ -303,7 +316,7 @@ SILENT = {
     ],
     "aborted": [{"requests_aborted_total": 199}, {"requests_aborted_total": 9, "request_duration_seconds": [(1, 9)]}],
     "block-size": [
-        {"sequence_tokens": [(90, 1000)]},  # 9 %
+        {"sequence_tokens": [(60, 480), (90, 520)]},  # 9.8 %
         {"sequence_tokens": [(20, 1000)], "kv_pool_info": {("auto", "8", "2048", "1"): 1}},  # none is smaller
         {"sequence_tokens": []},
         {"sequence_tokens": [(40, 1000)], "request_duration_seconds": [(10.0, 9)]},
