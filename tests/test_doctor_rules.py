@@ -54,6 +54,10 @@ PREFILLS = {
 
 TRIGGERS = {
     "no-progress": [
+        Case(
+            {"last_step_timestamp_seconds": CLOCK - 98, "step_duration_seconds": {"prefill": [(4.0, 3000)]}},
+            ("98 s ago", "took at most 4.9 s"),
+        ),
         Case({"last_step_timestamp_seconds": CLOCK - 30}, ("12 requests running and 0 requests waiting", "30 s ago")),
         Case(
             {"last_step_timestamp_seconds": CLOCK - 7300, "requests_running": 0, "requests_waiting": 1},
@@ -68,7 +72,7 @@ TRIGGERS = {
         ),
         Case(memory(peak=23.0, allocated=22.0), ("free 1.4 GiB: a pool of 2.0 GiB -> 614.4 MiB (memory=)",)),
         Case(memory(peak=22.8, allocated=20.5, reserved=21, free=2.5), ("max_num_batched_tokens 4096 -> 1024",)),
-        Case(memory(peak=22.8, allocated=20.6, reserved=21, free=2.5), ("free 1.7 GiB: a pool of 2.0 GiB",)),
+        Case(memory(peak=22.8, allocated=20.57, reserved=21, free=2.5), ("free 1.7 GiB: a pool of 2.0 GiB",)),
         Case(
             {"device_memory_bytes": {("cpu", "total"): 10 * GIB, ("cpu", "free"): 0.5 * GIB, ("cpu", "peak"): GIB}},
             ("512.0 MiB of 10.0 GiB are free on cpu",),
@@ -84,6 +88,8 @@ TRIGGERS = {
     ],
     "failing": [
         Case({"requests_finished_total": {"error": 11}}, ("11 requests of 1,012", "1 %")),
+        Case({"requests_finished_total": {"error": 10}, "requests_received_total": 1000}, ("10 requests of 1,000",)),
+        Case({"requests_finished_total": {"error": 9}, "requests_received_total": 960}, ("0.9 %",), "advice"),
         Case({"requests_finished_total": {"error": 1}}, ("1 request of 1,012", "0.1 %"), "advice"),
         Case({"generate_calls_total": {"finished": 80, "error": 20}}, ("20 requests of 1,112", "2 %")),
     ],
@@ -93,6 +99,7 @@ TRIGGERS = {
             ("51 of 1,012 requests", "5 %", "40 x too_long, 11 x invalid",
              "max_model_len from 8192"),
         ),
+        Case({"requests_rejected_total": {"invalid": 1}, "requests_received_total": 10}, ("10 %",)),
         Case({"requests_rejected_total": {"invalid": 200}}, ("correct what the clients send",)),
         Case({"requests_rejected_total": {"closed": 200}}, ("after close()",)),
     ],
@@ -103,6 +110,9 @@ TRIGGERS = {
              "1,000 requests", "2.0 GiB is 80 % full", "a pool of 2.0 GiB -> 2.8 GiB", "1 more replica",
              "kv_dtype='int8' ('auto' now) halves what a token takes"),
         ),
+        Case(waited(2600, "blocks"), ("21 % of their time",)),
+        Case(waited(10**6, "blocks") | {"engine_limit": {"max_num_seqs": 999}}, ("-> 16.0 GiB", "7 more replicas")),
+        Case({"request_duration_seconds": [(10.0, 10)], "preemptions_total": 1}, ("1 preemption in 10 requests",)),
         Case({"preemptions_total": 100}, ("100 preemptions in 1,000 requests", "max_num_seqs 32 -> 16")),
         Case(
             {"kv_blocks": {"used": 1020, "cached": 4, "free": 0}, "requests_waiting": 3, "preemptions_total": 0,
@@ -134,6 +144,8 @@ TRIGGERS = {
             ("29 % of their time", "6.7 of them", "82 tokens of max_num_batched_tokens=100", "80 % full",
              "max_num_batched_tokens 100 -> 3584"),
         ),
+        Case(waited(40_000, "budget") | {"engine_limit": {"max_num_batched_tokens": 164}}, ("164 -> 8192",)),
+        Case(waited(4000, "budget") | {"engine_limit": {"max_num_batched_tokens": 166}}, ("max_step",), "advice"),
         Case(
             waited(4000, "budget"), ("82 tokens of max_num_batched_tokens=4096", "max_step_stretch=4"), "advice"
         ),
@@ -149,6 +161,9 @@ TRIGGERS = {
             ("at an evicted block", "2.0 GiB -> 2.1 GiB"),
         ),
         Case(missed(evicted=600) | {"kv_evicted_blocks_total": 9999}, ("pin what many share",)),
+        Case(missed(149_000, differs=10), ("10 of 10 lookups",)),
+        Case(missed(0, differs=10) | {"prefix_queried_tokens_total": 500}, ("0 of 500 prompt tokens",)),
+        Case(missed(differs=10) | {"computed_tokens_total": {"prefill": 110_000}}, ("31 % of all computed",)),
         Case(missed(below_block_size=600, differs=400), ("block_size=16 -> 8",)),
         Case(
             missed(below_block_size=600) | {"kv_pool_info": {("auto", "8", "1024", "1"): 1}},
@@ -167,6 +182,8 @@ TRIGGERS = {
             ("100 of 1,000 lookups (10 %)", "512 blocks had to make room in a pool of 1,024", "hit rate is 60 %",
              "a pool of 2.0 GiB -> 3.0 GiB"),
         ),
+        Case({**lookups(complete=9, evicted=1), "kv_evicted_blocks_total": 3060}, ("2.0 GiB -> 8.0 GiB",)),
+        Case({**lookups(complete=500, evicted=500), "kv_evicted_blocks_total": 3090}, ("kv_dtype='int8' keeps twice",)),
         Case(
             {**lookups(complete=500, evicted=500), "kv_evicted_blocks_total": 4000},
             ("pin what many share", "kv_dtype='int8' keeps twice"),
@@ -181,6 +198,11 @@ TRIGGERS = {
     ],
     "long-queue": [
         Case(
+            {"request_queue_seconds": [(0.5, 880), (1.0, 120)], "request_duration_seconds": [(1.8, 1000)],
+             "wait_seconds_total": {"prefix": 500}},
+            ("longer than 1.0 s", "for prefix", "pool.pin_prefix"),
+        ),
+        Case(
             {"request_queue_seconds": [(4.0, 1000)], "requests_waiting": 7, "wait_seconds_total": {"turn": 4000},
              "request_duration_seconds": [(13.3, 1000)]},
             ("longer than 5.0 s", "30 % of their time", "7 wait now", "for turn (98 % of it, 30 % of",
@@ -188,6 +210,12 @@ TRIGGERS = {
         ),
     ],
     "scheduling-bound": [
+        Case(
+            {"step_seconds_total": {"forward": 0.1, "sampling": 0.1, "scheduling": 0.8},
+             "step_duration_seconds": {"prefill": [(0.05, 10)], "decode": [(0.05, 10)]}},
+            ("scheduling 80 %",),
+            "advice",
+        ),
         Case(
             {"step_seconds_total": {"forward": 330, "sampling": 30, "scheduling": 240}},
             ("of 40.0 ms of a step", "the forward takes 55 %", "sampler 5 % and scheduling 40 %", "16 sequences"),
@@ -237,12 +265,19 @@ TRIGGERS = {
     ],
     "pool-oversized": [
         Case(
+            {"kv_blocks": {"used": 100, "cached": 200, "free": 724}, "kv_evicted_blocks_total": 0,
+             "request_duration_seconds": [(10.0, 100)]},
+            ("in 100 requests",),
+            "advice",
+        ),
+        Case(
             {"kv_blocks": {"used": 102, "cached": 205, "free": 717}, "kv_evicted_blocks_total": 0},
             ("in 1,000 requests", "307 of 1,024 blocks (30 %)", "2.0 GiB -> 767.5 MiB"),
             "advice",
         ),
     ],
     "few-requests": [
+        Case({"kv_byte_seconds_total": 0.69 * 2 * GIB * 600}, ("69 % full",), "note"),
         Case(HALF_EMPTY, ("40 % full", "16 sequences", "at most 32", "1 % of their time", "415 tokens/s"), "note"),
     ],
 }  # fmt: skip
@@ -251,7 +286,7 @@ SILENT = {
     "no-progress": [
         {"last_step_timestamp_seconds": CLOCK - 29.9},
         {"last_step_timestamp_seconds": CLOCK - 9999, "requests_running": 0},
-        {"last_step_timestamp_seconds": CLOCK - 60, "step_duration_seconds": {"prefill": [(4.0, 3000)]}},
+        {"last_step_timestamp_seconds": CLOCK - 97, "step_duration_seconds": {"prefill": [(4.0, 3000)]}},
     ],
     "memory-at-peak": [
         memory(peak=22.2),
@@ -299,7 +334,7 @@ SILENT = {
     "dense-fallbacks": [{"dense_fallbacks_total": {"mask": 0}}, {"dense_fallbacks_total": None}],
     "long-queue": [
         {"request_queue_seconds": [(4.0, 1000)], "request_duration_seconds": [(13.4, 1000)]},
-        {"request_queue_seconds": [(0.6, 1000)], "request_duration_seconds": [(1.0, 1000)]},  # buckets end at 0.64 s
+        {"request_queue_seconds": [(0.5, 890), (1.0, 110)], "request_duration_seconds": [(1.8, 1000)]},
         {"request_queue_seconds": [(4.0, 9)], "request_duration_seconds": [(4.0, 9)]},
     ],
     "scheduling-bound": [
