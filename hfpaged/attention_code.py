@@ -25,7 +25,7 @@ class AttentionCode:
     reaches_registry  its attention function comes out of transformers' registry, where ours is
     hands_over        that function gets keys and values as the cache returned them
     keeps_mask        and the mask as the model made it, and nothing to add to the scores
-    makes_mask        it works on the mask itself, where none at all may mean something else than one of the same pattern
+    makes_mask        it works on the mask itself, where none at all may mean something else than a causal one
     heeds_name        what it does depends on what the attention implementation is called
     """
 

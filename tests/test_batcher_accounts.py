@@ -99,6 +99,15 @@ def test_who_waits_for_a_prefix_says_so(clock):
     assert of_kind(seen, ev.PrefixMatched)[1].waited_for == outputs[0].request_id
 
 
+def test_who_found_no_seat_when_his_prefix_was_there_waited_for_both(clock):
+    common = prompts((16,))[0]
+    made = [[*common, last] for last in (7, 8, 9)]
+    outputs, *_ = run(clock, (), new=4, prompt_ids=made, max_num_batched_tokens=12, max_num_seqs=2)
+    first, second, third = waits_of(outputs)
+    assert (first, second) == ({}, {"budget": 1.0, "prefix": 1.0})
+    assert third == {"budget": 1.0, "prefix": 1.0, "seats": 3.0}
+
+
 def test_who_comes_in_the_middle_of_a_step_waits_for_its_turn(clock):
     batcher = batcher_of("llama", block_size=4, num_blocks=100, max_step_stretch=None)
     used = clock.tick_in_forwards(batcher)

@@ -6,12 +6,12 @@ import json
 import random
 
 import pytest
-from hfpaged.telemetry._prometheus import families_of, install
 from prometheus_client import CollectorRegistry, generate_latest, start_http_server
 from test_batcher_tokens import batcher_of, checked
 
 from hfpaged import cli
 from hfpaged.doctor import diagnose
+from hfpaged.telemetry._prometheus import families_of, install
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

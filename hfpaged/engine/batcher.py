@@ -144,8 +144,8 @@ class ContinuousBatcher:
         return self._parts.describe()
 
     def diagnose(self) -> Diagnosis:
-        """What is wrong, by which figures that is known, and what to change: findings, the most important first, and none
-        when all is well. print() it.
+        """What is wrong, by which figures that is known, and what to change: findings, the most important first, and
+        none when all is well. print() it.
         """
         from hfpaged.doctor import diagnose
 

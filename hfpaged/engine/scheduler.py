@@ -19,7 +19,7 @@ from hfpaged.engine.preemption import PreemptionPolicy, least_computed_first
 from hfpaged.engine.request import SequenceGroup
 from hfpaged.engine.schedule import Admission, Schedule, Scheduled
 from hfpaged.engine.waiting_queue import WaitingQueue
-from hfpaged.engine.waits import Cause, WaitClock, Waiting
+from hfpaged.engine.waits import Cause, WaitClock, Waiting, plus
 from hfpaged.prefix_cache import PrefixCache
 from hfpaged.prefix_index import Match
 from hfpaged.sequence import Sequence
@@ -197,7 +197,7 @@ class Scheduler:
             awaited = self._admitter.awaited(group, match)
             if awaited is not None:
                 group.waited_for = awaited.request.request_id
-                group.waiting.await_prefix(self.clock)
+                self.clock.await_prefix(group.waiting)
                 passed += 1
                 continue
             if self.limits.whole_prompts and group.sequences[0].num_left > self._room(schedule, budget):
@@ -232,8 +232,8 @@ class Scheduler:
         return self._chunks(group, budget)
 
     def _end_wait(self, group: SequenceGroup) -> dict[str, float]:
-        waits, total = group.waiting.end(self.clock), group.request.waits
-        group.request.waits = {cause: total.get(cause, 0.0) + waits.get(cause, 0.0) for cause in total | waits}
+        waits = group.waiting.end(self.clock)
+        group.request.waits = plus(group.request.waits, waits)
         return waits
 
     def _free(self, group: SequenceGroup) -> None:
