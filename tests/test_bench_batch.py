@@ -156,8 +156,8 @@ def test_the_ratio_is_that_of_medians_and_void_once_any_run_differs():
 def step(sequences, tokens, used=0):
     return StepFinished(
         number=0, num_sequences=sequences, num_tokens=tokens, num_prefill_tokens=tokens - sequences,
-        num_sampled=sequences, num_waiting=0, num_running=sequences, preemptions=0, seconds=1.0, forward_seconds=0.0, sampling_seconds=0.0,
-        blocks_used=used, blocks_total=10, token_gaps={},
+        num_sampled=sequences, num_waiting=0, num_running=sequences, preemptions=0, seconds=1.0, forward_seconds=0.0,
+        sampling_seconds=0.0, blocks_used=used, blocks_total=10, token_gaps={},
     )  # fmt: skip
 
 

@@ -29,6 +29,14 @@ BATCH_ROWS = (
         Shape(256, 32, 64, own=16), Target(below=2.0, unit=" ms"),
     ),
     Row(
+        "telemetry", f"spans and metrics of a run of {REQUESTS}", "batch_telemetry:with_sdk", MIXED,
+        Target(below=0.01, is_share=True),
+    ),
+    Row(
+        "telemetry-no-sdk", "the same where nothing is configured", "batch_telemetry:without_sdk", MIXED,
+        Target(below=0.001, is_share=True),
+    ),
+    Row(
         "gap", "longest gap of a stream while a prompt of {prompt} comes, over its median", "batch_gap",
         Shape(1, 6000, 32, own=64), Target(most=3.0),
     ),
