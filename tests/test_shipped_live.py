@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import urllib.request
 
 import prometheus_client
@@ -15,7 +16,7 @@ from prometheus_server import until
 from test_batcher_tokens import prompts
 
 import hfpaged
-from hfpaged import ContinuousBatcher, PagedCache
+from hfpaged import ContinuousBatcher, PagedCache, cli
 from hfpaged.errors import RequestTooLongError
 from hfpaged.telemetry import _prometheus
 from hfpaged.telemetry.catalog import BY_NAME
@@ -139,7 +140,15 @@ def drawn(prometheus, *titles):
     return [float(series["value"][1]) for title in titles for series in prometheus.query(queries[title])]
 
 
-def test_the_alert_for_a_full_pool_fires_and_ends(prometheus, metrics_url, batcher):
+def diagnosed(description, capsys):
+    """What the command says that an alert ends with."""
+    program, *words = shlex.split(description.rpartition("Diagnose: ")[2])
+    assert program == "hfpaged"
+    assert cli.main([*words, "--model-name", MODEL]) == 1
+    return capsys.readouterr().out
+
+
+def test_the_alert_for_a_full_pool_fires_and_ends(prometheus, metrics_url, batcher, capsys):
     def firing():
         return [alert for alert in prometheus.firing("HfpagedKVPoolFull") if alert["labels"]["model_name"] == MODEL]
 
@@ -155,6 +164,7 @@ def test_the_alert_for_a_full_pool_fires_and_ends(prometheus, metrics_url, batch
     assert float(alert["value"]) == pytest.approx(0.95)
     assert drawn(prometheus, "KV usage", "Running", "Waiting") == [pytest.approx(0.95), 1, 2]
     assert sorted(drawn(prometheus, "Blocks by state")) == [0, 0, 1, 19]
+    assert "The KV pool is full" in diagnosed(notes["description"], capsys)
     for name in names:
         batcher.abort(name)
     until(lambda: not firing())
