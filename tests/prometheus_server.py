@@ -44,7 +44,7 @@ class Prometheus:
         return [alert for alert in alerts if alert["labels"]["alertname"] == name and alert["state"] == "firing"]
 
 
-def until(question, seconds=15.0):
+def until(question, seconds=30.0):
     """What `question()` answers once it is true."""
     end = time.monotonic() + seconds
     while not (answer := question()):
