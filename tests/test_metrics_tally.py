@@ -159,9 +159,8 @@ def test_each_second_of_waiting_is_counted_once_whenever_it_is_told():
         events.Admitted(request_id="a", queue_time=3.0, again=False, waits={"blocks": 1.0, "turn": 2.0}),
         events.Preempted(request_id="a", lost=4, output_tokens=1),
     )
-    assert tally.read()[1]["a"].preempted == 1
+    assert tally.read()[1]["a"].was_preempted
     tally(events.Admitted(request_id="a", queue_time=0.5, again=True, waits={"blocks": 0.5}))
-    assert tally.read()[1]["a"].preempted == 0
     tally(ended(events.Aborted, "a", waits={"blocks": 1.75, "turn": 2.0, "seats": 1.0}))
     waited = {key[1]: n for key, n in tally.sums.numbers.items() if key[0] == tally_keys.WAIT_SECONDS}
     assert waited == {"blocks": 1.75, "turn": 2.0, "seats": 1.0, "budget": 0, "prefix": 0}

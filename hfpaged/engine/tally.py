@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 
 
 class InFlight:
-    """A request between its arrival and its end. `waited`: seconds by cause that are counted already; `preempted`: its
-    groups that wait because their blocks were taken back.
+    """A request between its arrival and its end. `waited`: seconds by cause that are counted already. One that
+    `was_preempted` and holds no block waits because its blocks were taken back.
     """
 
-    __slots__ = ("preempted", "prompt_tokens", "waited")
+    __slots__ = ("prompt_tokens", "waited", "was_preempted")
 
     def __init__(self, prompt_tokens: int) -> None:
         self.prompt_tokens = prompt_tokens
         self.waited: dict[str, float] = {}
-        self.preempted = 0
+        self.was_preempted = False
 
 
 class Tally:
@@ -92,9 +92,7 @@ class Tally:
 
     def _admitted(self, event: events.Admitted) -> None:
         request = self._request(event)
-        if event.again:
-            request.preempted -= 1
-        else:
+        if not event.again:
             self.sums.count(keys.PROMPT_TOKENS, request.prompt_tokens)
         for cause, seconds in event.waits.items():
             self.sums.count((keys.WAIT_SECONDS, cause), seconds)
@@ -105,7 +103,7 @@ class Tally:
         self.sums.count(keys.CACHED_TOKENS, event.hit)
 
     def _preempted(self, event: events.Preempted) -> None:
-        self._request(event).preempted += 1
+        self._request(event).was_preempted = True
         self.sums.count(keys.PREEMPTIONS)
         self.sums.count(keys.PREEMPTED_TOKENS, event.lost)
 

@@ -50,7 +50,7 @@ def read_batcher(readings: Readings, batcher: ContinuousBatcher) -> None:
     numbers[RUNNING] += running
     numbers[WAITING] -= running
     waiting = {request_id: request for request_id, request in flying.items() if request_id not in holding}
-    numbers[PREEMPTED] += min(sum(request.preempted > 0 for request in waiting.values()), int(numbers[WAITING]))
+    numbers[PREEMPTED] += min(sum(request.was_preempted for request in waiting.values()), int(numbers[WAITING]))
     requests = batcher.loop.requests
     numbers[DEFERRED] += sum(_is_deferred(requests, request_id) for request_id in waiting)
     if not batcher.is_closed:
