@@ -40,44 +40,58 @@ def used_by_group(pool):
     return [len(blocks) for blocks in held]
 
 
-def do_something(pool, rng, rules):
-    manager, sequences = pool.manager, sorted(pool.manager._sequences, key=id)
-    chosen = rng.choice(sequences) if sequences else None
-    deed = rng.choice(("create", "grow", "grow", "fork", "trim", "free", "leave", "hold"))
-    if deed == "create":
-        manager.create([rng.choice(rules) for _ in pool.groups])
-    elif chosen is None:
-        return
-    elif deed == "grow":
-        manager.grow([(chosen, rng.randint(1, 9))])
-    elif deed == "fork":
-        manager.fork(chosen)
-    elif deed == "trim" and not any(table.first for table in chosen.tables):
-        manager.trim(chosen, rng.randint(0, chosen.length))
-    elif deed == "free":
-        manager.free(chosen)
-    elif deed == "leave":
-        manager.release_left([chosen])
+class Doing:
+    """Whatever may happen to the sequences of a pool, at random."""
+
+    def __init__(self, pool, seed, rules):
+        self.pool, self.manager, self.rng, self.rules = pool, pool.manager, random.Random(seed), rules
+        self.sequences, self.holders = [], []
+
+    def something(self):
+        deed = self.rng.choice(("create", "grow", "grow", "fork", "trim", "free", "leave", "hold"))
+        if deed == "create" or not self.sequences:
+            self.sequences.append(self.manager.create([self.rng.choice(self.rules) for _ in self.pool.groups]))
+        else:
+            getattr(self, deed)(self.rng.choice(self.sequences))
+
+    def grow(self, chosen):
+        try:
+            self.manager.grow([(chosen, self.rng.randint(1, 9))])
+        except OutOfBlocksError:
+            while self.holders:
+                self.manager.free(self.holders.pop())
+            for sequence in list(self.sequences)[:3]:
+                self.free(sequence)
+
+    def fork(self, chosen):
+        self.sequences.append(self.manager.fork(chosen))
+
+    def trim(self, chosen):
+        self.manager.trim(chosen, self.rng.randint(max(table.gone for table in chosen.tables), chosen.length))
+
+    def free(self, chosen):
+        self.sequences.remove(chosen)
+        self.manager.free(chosen)
+
+    def leave(self, chosen):
+        self.manager.release_left([chosen])
         for table in chosen.tables:
             if table.rule is not None:
                 table.release_before(max(table.length - table.rule.window, 0))
-    elif deed == "hold" and chosen.length and len(sequences) < 12:
+
+    def hold(self, chosen):
         copies = [[BlockCopy(block, 0) for block in table.blocks] for table in chosen.tables]
-        manager.hold(copies)
+        self.holders.append(self.manager.hold(copies))
 
 
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("rules", [(None,), (None, StreamRule(8, 1))], ids=["all kept", "some forget"])
 @pytest.mark.parametrize("groups", GROUPS.values(), ids=GROUPS)
 def test_blocks_and_tokens_are_those_that_a_plain_count_finds(groups, rules, seed):
-    pool, rng = pool_of(groups), random.Random(seed)
-    most = 0
+    pool, most = pool_of(groups), 0
+    doing = Doing(pool, seed, rules)
     for _ in range(150):
-        try:
-            do_something(pool, rng, rules)
-        except OutOfBlocksError:
-            for sequence in list(pool.manager._sequences)[:3]:
-                pool.manager.free(sequence)
+        doing.something()
         found = read_pool(pool)
         assert [group.tokens for group in found.groups] == pool.manager.tokens_by_group
         assert [group.used for group in found.groups] == used_by_group(pool)
