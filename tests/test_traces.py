@@ -342,7 +342,10 @@ def test_one_that_is_aborted_after_a_preemption_is_in_the_queue_again(traced, st
     batcher.abort(name)
     names = [child for child, _ in traced.shape(traced.of(name))]
     assert names[-2:] == ["decode", "queue"]
-    assert traced.children(traced.of(name))[-1].attributes["hfpaged.again"]
+    queue = traced.children(traced.of(name))[-1]
+    waits = {wait: count for wait, count in queue.attributes.items() if wait != "hfpaged.again"}
+    assert queue.attributes["hfpaged.again"]
+    assert sum(waits.values()) == pytest.approx(seconds(queue), abs=1e-6)
     batcher.close()
 
 
@@ -416,7 +419,9 @@ def test_beams_are_one_request(traced, stub):
         span = traced.of(output.request_id)
         assert span.attributes["hfpaged.num_beams"] == 3
         assert len(traced.children(span, "queue")) == 1 + output.metrics.preemptions
-        assert traced.children(span, "decode")[-1].end_time == span.end_time
+        decode = traced.children(span, "decode")
+        assert decode[-1].end_time == span.end_time
+        assert len(decode) == 1 + events_of(span).count("preempted")
 
 
 def test_nothing_is_recorded_of_requests_that_are_sampled_out():

@@ -84,7 +84,7 @@ class GenerateTraces:
         reason = ", ".join(reason for reason in dict.fromkeys(event.reasons) if reason != "complete")
         trace.span.set_attributes(span_attributes.of_match(event, reason))
         trace.span.set_attribute(names.USAGE_CACHE_READ, event.past + event.hit)
-        self._origins.link(trace.span, (origin for origin in event.computed_by if origin is not event.call.origin))
+        self._origins.link(trace.span, event.computed_by)
         tokens = max(event.call.prompt_tokens - event.past - event.hit, 0)
         attributes: span_attributes.Attributes = {names.TOKENS: tokens}
         add_span(self._tracer, names.PREFILL_SPAN, trace.context, event.began, event.time, attributes)

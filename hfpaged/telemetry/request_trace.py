@@ -142,11 +142,14 @@ class RequestTrace:
 
     def _add_decode(self, time: float, tokens: int | None) -> None:
         """A stay in the batch is over; `tokens` it has by now, None where nobody knows."""
-        began = self._decode_began
-        if began is None or tokens == self._tokens:
+        began, count = self._decode_began, None if tokens is None else tokens - self._tokens
+        if began is None or not self._has_token:
             return
-        attributes: span_attributes.Attributes = {} if tokens is None else {names.TOKENS: tokens - self._tokens}
-        add_span(self._tracer, names.DECODE_SPAN, self.context, began, time, attributes)
+        if self._has_beams and not count:
+            count = None  # they count when they have ended
+        if count != 0:
+            attributes: span_attributes.Attributes = {} if count is None else {names.TOKENS: count}
+            add_span(self._tracer, names.DECODE_SPAN, self.context, began, time, attributes)
 
     def _leave_queue(self, event: Final) -> None:
         """It ended where it waited."""
