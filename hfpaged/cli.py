@@ -34,7 +34,7 @@ examples:
   hfpaged bench --help                           what can be measured
   hfpaged quality ./my-model --kv int8           whether it bears a quantized KV cache
   hfpaged telemetry export monitoring            what Grafana, Prometheus and Jaeger need
-  hfpaged doctor http://localhost:9400           what is wrong with what runs there
+  hfpaged doctor http://localhost:9464           what is wrong with what runs there
 """
 
 

@@ -246,8 +246,12 @@ def test_calls_of_generate_alone_are_judged_as_far_as_they_can_be():
     assert "500 of 5,000 prompt tokens were found (10 %), and 83 % of all computed tokens" in diagnosis[0].evidence
     assert "40 calls of generate() ended since it began" in str(diagnosis)
     assert diagnosis.is_sure
-    assert "not judged: no-progress" in str(diagnosis)
-    assert "pool-nearly-full (lacks hfpaged_step_sequences)" in str(diagnosis).splitlines()[-1]
+    assert diagnosis.not_judged["pool-nearly-full"] == "hfpaged_step_sequences"
+    assert "failing" not in diagnosis.not_judged
+    assert str(diagnosis).splitlines()[-1] == (
+        "not judged: 14 rules, as hfpaged_requests_running, hfpaged_step_duration_seconds, "
+        "hfpaged_requests_rejected_total and 8 more metrics they need are not there"
+    )
 
 
 def test_families_are_as_good_as_text_and_say_when():

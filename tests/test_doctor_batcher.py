@@ -11,7 +11,8 @@ from test_batcher_tokens import batcher_of, checked
 
 from hfpaged import cli
 from hfpaged.doctor import diagnose
-from hfpaged.telemetry._prometheus import families_of, install
+from hfpaged.telemetry import families_of
+from hfpaged.telemetry._prometheus import install
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

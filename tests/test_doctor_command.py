@@ -265,5 +265,5 @@ def test_help_has_examples_and_exit_codes(capsys):
     with pytest.raises(SystemExit, match="0"):
         cli.main(["doctor", "--help"])
     out = capsys.readouterr().out
-    assert "hfpaged doctor http://localhost:9400" in out
+    assert "hfpaged doctor http://localhost:9464" in out
     assert "exit codes: 0" in out

@@ -40,6 +40,6 @@ def _taken(source: Any) -> tuple[Exposition, float | None]:
 
 
 def _families(batcher: Any) -> list[Metric]:
-    from hfpaged.telemetry._prometheus import families_of
+    from hfpaged.telemetry import families_of
 
     return families_of(batcher)

@@ -25,8 +25,8 @@ OTHERS = {
     "nv_": "Triton Inference Server",
 }
 HOW_TO_GET = (
-    "have them exposed with hfpaged.telemetry.instrument() and prometheus_client.start_http_server(9400), or use "
-    "batcher.diagnose()"
+    "have them exposed with hfpaged.telemetry.instrument() and prometheus_client.start_http_server(9464), save "
+    "hfpaged.telemetry.metrics_text(), or use batcher.diagnose()"
 )
 
 

@@ -9,6 +9,8 @@ from typing import Literal
 # "problem": requests fail, wait or are computed again for it. "advice": it would be better otherwise. "note": nothing
 # is wrong, it explains what is seen.
 Severity = Literal["problem", "advice", "note"]
+# Metrics that are not there and are told each.
+SHOWN = 4
 ORDER: tuple[Severity, ...] = ("problem", "advice", "note")
 
 
@@ -72,5 +74,9 @@ class Diagnosis(list[Finding]):
         rules: dict[str, list[str]] = {}
         for rule, name in self.not_judged.items():
             rules.setdefault(name, []).append(rule)
+        if len(rules) > SHOWN:
+            few = ", ".join(list(rules)[: SHOWN - 1])
+            more = len(rules) - SHOWN + 1
+            return f"not judged: {len(self.not_judged)} rules, as {few} and {more} more metrics they need are not there"
         told = "; ".join(f"{', '.join(names)} (lacks {name})" for name, names in rules.items())
         return f"not judged: {told}" if told else ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from hfpaged.doctor.derived import ENOUGH_REQUESTS, ended, has_enough, limit, main_wait, wait_share, waits
+from hfpaged.doctor.derived import ENOUGH_REQUESTS, calls, ended, has_enough, limit, main_wait, wait_share, waits
 from hfpaged.doctor.findings import Finding
 from hfpaged.doctor.reading import Lacks, Reading
 from hfpaged.doctor.words import duration, number, percent, plural
@@ -30,13 +30,15 @@ REMEDIES = {
 
 def failing(reading: Reading) -> Finding | None:
     """Requests and calls of generate() that ended in an error."""
-    errors = reading.total("hfpaged_requests_finished_total", finish_reason="error")
-    calls = reading.get("hfpaged_generate_calls_total", outcome="error") or 0.0
-    if errors + calls == 0:
+    errors = reading.get("hfpaged_generate_calls_total", outcome="error") or 0.0
+    total = calls(reading)
+    if not total or reading.get("hfpaged_requests_received_total"):  # there are batchers too
+        errors += reading.total("hfpaged_requests_finished_total", finish_reason="error")
+        total += reading.total("hfpaged_requests_received_total")
+    if not errors:
         return None
-    total = reading.total("hfpaged_requests_received_total") + (reading.get("hfpaged_generate_calls_total") or 0.0)
-    share = (errors + calls) / max(total, errors + calls)
-    evidence = f"{plural(errors + calls, 'request')} of {number(total)} ended with an error: {percent(share)}"
+    share = errors / max(total, errors)
+    evidence = f"{plural(errors, 'request')} of {number(total)} ended with an error: {percent(share)}"
     remedy = (
         "see output.error of such a request, error.type of its span or the log: a request fails alone, of a processor "
         "of its own or of logits that are no numbers; out of memory fails all that run, so lower "
