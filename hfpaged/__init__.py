@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         WindowPassedError,
     )
     from hfpaged.kv_pool import KVPool
+    from hfpaged.memory_map import MemoryMap
     from hfpaged.patching import patch, patched, unpatch
     from hfpaged.prefix_report import PrefixReport, TokenDifference
 
@@ -50,6 +51,7 @@ _HOMES = {
     "hfpaged.engine.delivery": ("StreamEvent",),
     "hfpaged.engine.outputs": ("RequestMetrics", "RequestOutput", "SequenceOutput"),
     "hfpaged.kv_pool": ("KVPool",),
+    "hfpaged.memory_map": ("MemoryMap",),
     "hfpaged.patching": ("patch", "patched", "unpatch"),
     "hfpaged.prefix_report": ("PrefixReport", "TokenDifference"),
     "hfpaged.errors": (
@@ -89,6 +91,7 @@ __all__ = [
     "InvalidLogitsError",
     "KVPool",
     "KVScalesError",
+    "MemoryMap",
     "MetricsError",
     "NestedStepError",
     "OutOfBlocksError",

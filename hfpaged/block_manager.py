@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections import Counter
 from collections.abc import Sequence as Many
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from hfpaged.block_pool import BlockPool
@@ -23,6 +24,14 @@ class TableCopy(NamedTuple):
     length: int
 
 
+@dataclass
+class TokenCounts:
+    """Tokens that steps have stored so far: several of a sequence at once, as of prompts, and one at a time."""
+
+    prefill: int = 0
+    decode: int = 0
+
+
 class BlockManager:
     """Creates, forks, grows, trims and frees sequences of `num_groups` block tables each.
 
@@ -34,6 +43,7 @@ class BlockManager:
     ) -> None:
         self.pool = pool
         self.block_size = block_size
+        self.counts = TokenCounts()
         self._num_groups = num_groups
         self._windows = [(group, window) for group, window in enumerate(windows or ()) if window is not None]
         self._sequences: set[Sequence] = set()
@@ -41,6 +51,11 @@ class BlockManager:
     @property
     def has_windows(self) -> bool:
         return bool(self._windows)
+
+    @property
+    def sequences(self) -> list[Sequence]:
+        """All that have been created and not freed, in no order."""
+        return list(self._sequences)
 
     @property
     def tokens_by_group(self) -> list[int]:
@@ -108,9 +123,14 @@ class BlockManager:
         if not self.can_surely_grow(growth):
             self._check_room(growth)
         copies: list[list[BlockCopy]] = [[] for _ in range(self._num_groups)]
+        total = singles = 0
         for sequence, count in growth:
+            total += count
+            singles += count == 1
             for group, table in enumerate(sequence.tables):
                 copies[group] += table.grow(count)
+        self.counts.decode += singles
+        self.counts.prefill += total - singles
         return copies
 
     def _check_room(self, growth: Many[tuple[Sequence, int]]) -> None:

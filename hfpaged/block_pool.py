@@ -76,6 +76,11 @@ class BlockPool:
         return list(self._cached)
 
     @property
+    def refcounts(self) -> list[int]:
+        """How many block tables hold each block that was ever handed out, by block id."""
+        return list(self._refcounts)
+
+    @property
     def num_unused(self) -> int:
         """Blocks that can be published and cached without anything being evicted."""
         unused = self.num_free - self.num_cached

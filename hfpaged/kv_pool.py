@@ -21,6 +21,8 @@ from hfpaged.explain import Decoder, explain_prompt
 from hfpaged.kv_format import KVFormat, check_layers
 from hfpaged.kv_storage import KVStorage, LayerStore, PartScales
 from hfpaged.layer_groups import LayerGroup
+from hfpaged.memory_map import MemoryMap
+from hfpaged.memory_owners import Describe, LiveRows, map_memory
 from hfpaged.pool_contents import read_pool
 from hfpaged.pool_size import count_blocks, free_memory
 from hfpaged.prefix_cache import PrefixCache, is_for
@@ -75,7 +77,8 @@ class KVPool:
         windows = [group.window for group in groups]
         self.manager = BlockManager(self.blocks, len(groups), block_size, windows)
         self.prefixes = PrefixCache(self.manager, windows)
-        self.live_rows: weakref.WeakSet[Any] = weakref.WeakSet()  # those of all caches on this pool
+        self.live_rows = LiveRows()  # those of all caches on this pool
+        self.describers: weakref.WeakKeyDictionary[Any, Describe] = weakref.WeakKeyDictionary()  # others' sequences
         self.counts = live_pools.register(self)
 
     @property
@@ -110,7 +113,7 @@ class KVPool:
     def settle_idle(self) -> None:
         """Publish what caches hold that are between two forwards: a chat goes on while its last answer is kept."""
         with self.changing() as manager:
-            for rows in list(self.live_rows):
+            for rows in self.live_rows:
                 rows.settle_idle(manager)
 
     def abandon(self, free: Callable[[BlockManager], None]) -> None:
@@ -150,6 +153,10 @@ class KVPool:
     def stats(self) -> CacheStats:
         """A snapshot. `tokens` counts a token that several sequences share once."""
         return read_pool(self).stats
+
+    def memory_map(self, asking: Any = None) -> MemoryMap:
+        """Which sequence holds which block now, those of `asking`, if it has any, first: to print, or to `plot()`."""
+        return map_memory(self, asking)
 
     def explain(
         self, input_ids: Any, tokenizer: Decoder | None = None, salt: str | None = None,
@@ -230,11 +237,6 @@ class KVPool:
         if self._has_own_size or not self.residuals or not self.storage.block_bytes:
             return 0
         return -(-self.residuals.num_open * self.storage.residual_bytes // self.storage.block_bytes)
-
-    def bytes_of(self, group: LayerGroup, tokens: int) -> int:
-        """What so many tokens of a layer group take."""
-        stores = [self.layer_stores[layer][-1] for layer in group.layers if layer in self.layer_stores]
-        return tokens * sum(store.block_bytes for store in stores) // self.block_size
 
     def _try_reclaim(self) -> None:
         if self._lock.acquire(blocking=False):

@@ -6,6 +6,7 @@ from collections.abc import Sequence as Many
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from hfpaged.block_manager import TableCopy
 from hfpaged.block_pool import PoolStats
@@ -80,7 +81,7 @@ def read_pool(pool: KVPool) -> PoolContents:
         GroupContents(group, used, cached, tokens)
         for group, (used, tokens), cached in zip(pool.groups, counted, by_group, strict=True)
     )
-    live = sum(pool.bytes_of(group.group, group.tokens) for group in groups)
+    live = sum(_bytes_of(pool, group.group, group.tokens) for group in groups)
     return PoolContents(
         stats, groups, pool.prefixes.index.counts, pool.block_size, storage.block_bytes, storage.nbytes, live
     )  # fmt: skip
@@ -90,15 +91,27 @@ def count_tables(tables: Many[TableCopy], block_size: int, size: int) -> tuple[i
     """(blocks that these tables hold, tokens in them), each block once and as full as its fullest holder says. Block
     ids are less than `size`.
     """
+    filled = fill_blocks(tables, block_size, size)
+    held = filled[filled >= 0]
+    return len(held), int(held.sum())
+
+
+def fill_blocks(tables: Many[TableCopy], block_size: int, size: int) -> npt.NDArray[np.int64]:
+    """[size] int64: the tokens in each block by its fullest holder, -1 for one that none of these tables holds."""
+    filled = np.full(size, -1)
     tables = [table for table in tables if table.blocks]
     if not tables:
-        return 0, 0
+        return filled
     blocks = np.concatenate([np.frombuffer(table.blocks, dtype=np.intc) for table in tables])
     counts = np.array([len(table.blocks) for table in tables])
     behind = np.array([table.length - table.first * block_size for table in tables])  # tokens from the first one on
     place = np.arange(len(blocks)) - np.repeat(counts.cumsum() - counts, counts)
     tokens = np.clip(np.repeat(behind, counts) - place * block_size, 0, block_size)
-    filled = np.full(size, -1)
     np.maximum.at(filled, blocks, tokens)
-    held = filled[filled >= 0]
-    return len(held), int(held.sum())
+    return filled
+
+
+def _bytes_of(pool: KVPool, group: LayerGroup, tokens: int) -> int:
+    """What so many tokens of a layer group take."""
+    stores = [pool.layer_stores[layer][-1] for layer in group.layers if layer in pool.layer_stores]
+    return tokens * sum(store.block_bytes for store in stores) // pool.block_size

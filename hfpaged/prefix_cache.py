@@ -96,6 +96,11 @@ class PrefixCache:
             self._manager.free(sequence)
         return sequence is not None
 
+    @property
+    def pinned_sequences(self) -> list[Sequence]:
+        """Those that hold what is pinned, the first one first."""
+        return list(self._pins.values())
+
     def pinned(self, items: array[int]) -> list[Root]:
         """The roots under which just these `items` are pinned."""
         chains = [sequence.chain for (_, raw), sequence in self._pins.items() if raw == items.tobytes()]

@@ -12,6 +12,7 @@ from transformers.cache_utils import Cache
 
 from hfpaged import compat
 from hfpaged.kv_pool import KVPool
+from hfpaged.memory_map import MemoryMap
 from hfpaged.paged_layer import PagedLayer
 from hfpaged.rows import Rows
 from hfpaged.state_layer import paged_layer
@@ -40,6 +41,10 @@ class RowCache(DynamicCache):
     def pool(self) -> KVPool:
         """The block pool, to share with other caches of this model."""
         return self._rows.pool
+
+    def memory_map(self) -> MemoryMap:
+        """Which sequence holds which block of the pool now, the rows of this cache first: to print, or to `plot()`."""
+        return self.pool.memory_map(self._rows)
 
     @property
     def _own_layers(self) -> list[Any]:

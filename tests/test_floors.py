@@ -21,7 +21,8 @@ FLOORS = {
     " prefix_index match_end token_chain sequence block_manager prefix_cache prefix_tree prefill_plan piece_kind"
     " prefix_report explain stream_rule residuals clock memory_account generation_events"
     " outliving live_pools",
-    1: "kv_format filling part_store kv_storage pool_size kv_pool content fingerprint shared_runs step step_copies"
+    1: "kv_format filling part_store kv_storage pool_size memory_grid memory_map memory_owners memory_plot memory_table"
+    " kv_pool content fingerprint shared_runs step step_copies"
     " step_residuals padding row_tokens rows packed_step packed_rows static_step stored_steps"
     " step_plan admission tensor_file kv_scales prefix_manifest"
     " prefix_saving prefix_loading onednn_weight pool_contents",

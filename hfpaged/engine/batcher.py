@@ -30,6 +30,7 @@ from hfpaged.kv_scales import KVScales
 
 if TYPE_CHECKING:
     from hfpaged.doctor import Diagnosis
+    from hfpaged.memory_map import MemoryMap
 
 
 class ContinuousBatcher:
@@ -98,8 +99,7 @@ class ContinuousBatcher:
         self.loop = EngineLoop(self._parts.engine)
         self.tally = Tally(compat.model_name(self.model), self.loop.requests)
         self.hooks.extend((self.tally, *hooks))
-        pool, scheduler = self.pool, self._parts.scheduler
-        self._finalizer = weakref.finalize(self, pool.abandon, scheduler.give_back)
+        self._finalizer = weakref.finalize(self, self.pool.abandon, self._parts.scheduler.give_back)
         self._intake = Intake(compat.transformers_model(model), tokenizer, self._parts, self.loop)
         registry.register(self)
 
@@ -139,14 +139,16 @@ class ContinuousBatcher:
         with self.pool.changing():
             return {group.request.request_id for group in self._parts.scheduler.running}
 
+    def memory_map(self) -> MemoryMap:
+        """Which request holds which block of the pool now, those of this batcher first: to print, or to `plot()`."""
+        return self.pool.memory_map(self._parts.scheduler)
+
     def describe(self) -> dict[str, Any]:
         """What was decided at construction: sizes, formats, how the model is computed."""
         return self._parts.describe()
 
     def diagnose(self) -> Diagnosis:
-        """What is wrong, by which figures that is known, and what to change: findings, the most important first, and
-        none when all is well. print() it.
-        """
+        """Findings: what is wrong, by which figures, and what to change, the most important first. print() it."""
         from hfpaged.doctor import diagnose
 
         return diagnose(self)
@@ -230,7 +232,7 @@ class ContinuousBatcher:
 
     def close(self, *, drain: bool = False) -> None:
         """Give everything back: requests that are there are aborted, or with `drain` come to their end first."""
-        if self._intake.is_closed:
+        if self.is_closed:
             return
         self.loop.check_not_inside()
         self._intake.is_closed = True

@@ -1,0 +1,26 @@
+"""The sequences that requests hold, by the names by which people know them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hfpaged.engine.request import SequenceGroup
+from hfpaged.engine.scheduler import Scheduler
+from hfpaged.memory_owners import Owned
+
+
+def request_sequences(scheduler: Scheduler) -> Iterator[Owned]:
+    """Those that hold blocks; only requests that run do. Call it under the lock of the pool."""
+    for group in scheduler.running:
+        for number, seq in enumerate(group.sequences):
+            if seq.blocks is not None:
+                yield Owned(seq.blocks, _name(group, number), "request")
+
+
+def _name(group: SequenceGroup, number: int) -> str:
+    request = group.request
+    if group.beams is not None:
+        return f"{request.request_id} beam {number}"
+    if len(request.sequences) > 1:
+        return f"{request.request_id} sample {group.sequences[number].index}"
+    return request.request_id
