@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from hfpaged.memory_map import MemoryMap
     from hfpaged.patching import patch, patched, unpatch
     from hfpaged.prefix_report import PrefixReport, TokenDifference
+    from hfpaged.watching.watch import watch
 
 _HOMES = {
     "hfpaged.cache": ("PagedCache",),
@@ -54,6 +55,7 @@ _HOMES = {
     "hfpaged.memory_map": ("MemoryMap",),
     "hfpaged.patching": ("patch", "patched", "unpatch"),
     "hfpaged.prefix_report": ("PrefixReport", "TokenDifference"),
+    "hfpaged.watching.watch": ("watch",),
     "hfpaged.errors": (
         "AutogradError",
         "BatcherClosedError",
@@ -112,6 +114,7 @@ __all__ = [
     "patch",
     "patched",
     "unpatch",
+    "watch",
 ]
 
 

@@ -60,7 +60,7 @@ def _figure(memory: MemoryMap) -> Any:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    class Picture(Figure):  # type: ignore[misc]
+    class Picture(Figure):
         def _repr_png_(self) -> bytes:
             """What a notebook shows, whether or not its user has imported pyplot."""
             return _png_of(self)

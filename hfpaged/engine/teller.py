@@ -27,7 +27,7 @@ class Teller:
 
     def emit(self, event: events.Event) -> None:
         """Tell all hooks."""
-        for hook in self.hooks:
+        for hook in list(self.hooks):  # another thread may take one away
             try:
                 hook(event)
             except Exception:  # who only watches must not stop the work

@@ -1,0 +1,1 @@
+"""A live line about caches, batchers and pools, for notebooks and scripts."""
