@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.live import Live
 
-PER_SECOND = 8
+PER_SECOND = 4
 
 _lock = threading.RLock()
 _displays: dict[Console, LiveDisplay] = {}  # by console, those on which something is shown
