@@ -514,6 +514,7 @@ def shared_console(monkeypatch):
     """The console that rich gives to everybody."""
     console = terminal(width=240)
     monkeypatch.setattr("rich._console", console)
+    monkeypatch.setattr(live_display, "_spare", [console])
     return console
 
 
@@ -561,14 +562,19 @@ def test_a_progress_bar_of_the_batcher_and_a_watch_are_shown_at_once(batcher, sh
     assert "batcher: 2 requests" in written(shared_console)
 
 
-def test_a_bar_of_the_users_own_runs_inside_and_outside(batcher, shared_console):
-    with Progress(console=shared_console) as outer:
-        task = outer.add_task("theirs", total=3)
-        with hfpaged.watch(batcher, interval=0.01), Progress(console=rich.get_console()) as bar:
-            bar.add_task("inner", total=2)
-            batcher.generate([[5, 6, 7]], progress=True, **GREEDY)
-            outer.advance(task)
-    assert "batcher: 1 request" in written(shared_console)
+@pytest.mark.parametrize("is_inside", [True, False])
+def test_a_bar_of_the_users_own_runs_inside_or_outside(batcher, shared_console, monkeypatch, is_inside):
+    own = terminal()
+    monkeypatch.setattr(live_display, "_spare", [own])  # used with a rich before 14.1
+    bar = Progress(console=rich.get_console())
+    with contextlib.ExitStack() as stack:
+        for each in (True, False):
+            stack.enter_context(bar if each != is_inside else hfpaged.watch(batcher, interval=0.01))
+        task = bar.add_task("theirs", total=3)
+        batcher.generate([[5, 6, 7]], progress=True, **GREEDY)
+        bar.advance(task)
+    assert "theirs" in written(shared_console)
+    assert "batcher: 1 request" in written(shared_console) + written(own)
 
 
 def test_where_a_console_has_room_for_one_display_only_the_watch_is_a_plain_line(batcher, shared_console, monkeypatch):
