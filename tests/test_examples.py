@@ -11,7 +11,8 @@ EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("*.py"))
 
 @pytest.mark.demo_model
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_the_example_runs_and_prints_its_pool(path, demo, capsys):
+def test_the_example_runs_and_prints_its_pool(path, demo, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # some write a file
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # transformers' new name of past_key_values
         runpy.run_path(str(path))
