@@ -10,11 +10,11 @@ prompts = [f"{rules}\nQ: {question}\nA:" for question in questions]
 
 with hfpaged.ContinuousBatcher(model, tokenizer, num_blocks=64) as batcher:
     with hfpaged.watch(batcher):
-        batcher.generate(prompts * 3, max_new_tokens=24, do_sample=False)
+        batcher.generate(prompts * 2, max_new_tokens=16, do_sample=False)
 
     for prompt, question in zip(prompts, questions, strict=True):
-        batcher.add_request(prompt, request_id=question, max_new_tokens=24, do_sample=False)
-    for _ in range(20):
+        batcher.add_request(prompt, request_id=question, max_new_tokens=16, do_sample=False)
+    for _ in range(12):
         batcher.step()
     memory = batcher.memory_map()
     print(memory)

@@ -6,6 +6,7 @@ import copy
 import gc
 import json
 import sys
+import threading
 import warnings
 from collections import Counter
 
@@ -238,6 +239,51 @@ def test_each_layer_group_has_its_blocks_and_those_behind_a_window_are_gone():
     assert "2 layer groups (window 12, full)" in str(memory)
     assert not set(row.blocks[0]) & set(row.blocks[1])
     hfpaged.unpatch(model)
+
+
+def test_rows_that_forget_are_mapped_as_they_lie():
+    model = tiny_models.shared("llama")
+    cache = PagedCache(model, block_size=4, num_blocks=60, window=16, sinks=4)
+    generate(cache, [list(range(3, 63))], max_new_tokens=5)
+    memory = cache.memory_map()
+    check(memory, cache.pool)
+    (row,) = memory.sequences
+    assert row.num_blocks < 16 <= row.tokens // 4
+    hfpaged.unpatch(model)
+
+
+def test_what_residuals_take_of_the_memory_is_missed_where_blocks_are_free():
+    model = tiny_models.shared("llama")
+    cache = PagedCache(model, block_size=16, memory="1MiB", kv_dtype="int4")
+    generate(cache, [list(range(3, 43)), list(range(13, 53))], max_new_tokens=5)
+    memory = cache.memory_map()
+    check(memory, cache.pool)
+    assert memory.reserved == cache.pool.blocks.stats.reserved > 0
+    hfpaged.unpatch(model)
+
+
+def test_maps_that_are_taken_in_the_middle_of_steps_are_whole():
+    batcher = StubBatcher("gpt_oss", block_size=2, num_blocks=120, max_num_seqs=6, max_num_batched_tokens=20)
+    for number in range(60):
+        batcher.add_request(
+            [5, 6, 7, number % 5 + 3] * (number % 4 + 1), max_new_tokens=9, do_sample=False, num_beams=2
+        )
+
+    def run():
+        while batcher.has_work:
+            batcher.step()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    used = set()
+    while thread.is_alive():
+        memory = batcher.memory_map()
+        held = Counter(block for sequence in memory.sequences for block in sequence.all_blocks)
+        assert {block: count for block, count in enumerate(memory.refcounts) if count} == held
+        used.add(memory.num_used)
+    thread.join()
+    assert len(used) > 5
+    batcher.close()
 
 
 def test_requests_are_named_by_their_ids_with_their_samples_and_beams():

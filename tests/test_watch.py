@@ -218,7 +218,7 @@ def test_one_thing_is_a_line_with_a_bar_on_a_terminal(batcher, clock):
     clock.time += 0.5
     watch.look()
     stats, now = batcher.pool.stats(), watch.figures[0].now
-    used = f"{stats.blocks_used} of 64 blocks used, {stats.blocks_cached} cached"
+    used = f"{stats.blocks_used} of 64 blocks used, {stats.blocks_free} free ({stats.blocks_cached} cached)"
     assert shown_live(console, used, f"{now.running} running {now.waiting} waiting")
     line = next(line for line in reversed(written(console).splitlines()) if used in line)
     assert line.startswith("batcher █")

@@ -186,7 +186,8 @@ def _assemble(
         pool.manager, pool.prefixes, tuple(group.window for group in pool.groups), limits,
         by_priority=spec.policy == "priority", policy=policy,
     )  # fmt: skip
-    pool.describers[scheduler] = request_sequences
+    with pool.changing():
+        pool.describers[scheduler] = request_sequences
     maker = SequenceMaker(inner, tokenizer, speculates=runner.can_speculate)
     engine = Engine(
         inner, runner, scheduler, maker, Pace(spec.max_num_batched_tokens, spec.max_step_stretch),

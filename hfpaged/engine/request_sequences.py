@@ -13,8 +13,9 @@ def request_sequences(scheduler: Scheduler) -> Iterator[Owned]:
     """Those that hold blocks; only requests that run do. Call it under the lock of the pool."""
     for group in scheduler.running:
         for number, seq in enumerate(group.sequences):
-            if seq.blocks is not None:
-                yield Owned(seq.blocks, _name(group, number), "request")
+            blocks = seq.blocks
+            if blocks is not None:
+                yield Owned(blocks, _name(group, number), "request")
 
 
 def _name(group: SequenceGroup, number: int) -> str:

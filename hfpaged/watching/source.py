@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -104,8 +105,9 @@ class BatcherSource(PoolSource):
     def close(self) -> None:
         """Take the hook away."""
         batcher = self._watched()
-        if batcher is not None and self._steps in batcher.hooks:
-            batcher.hooks.remove(self._steps)
+        if batcher is not None:
+            with suppress(ValueError):  # somebody else has cleared them
+                batcher.hooks.remove(self._steps)
 
     def _counts(self) -> dict[str, Any]:
         return vars(self._steps).copy()

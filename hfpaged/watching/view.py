@@ -64,7 +64,7 @@ def table(all_figures: Sequence[Figures], is_ascii: bool = False) -> Table:
 
 def _cells(figures: Figures) -> list[str]:
     now = figures.now
-    counts = (now.blocks_used, now.blocks_cached, now.blocks_total, now.running, now.waiting)
+    counts = (now.blocks_used, now.blocks_free, now.blocks_cached, now.blocks_total, now.running, now.waiting)
     return [
         *("-" if count is None else f"{count:,}" for count in counts),
         rate(figures.prefill_rate),

@@ -23,7 +23,8 @@ def blocks(figures: Figures) -> str:
     now = figures.now
     if not now.blocks_total:
         return "pool without a size before its first key"
-    return f"{now.blocks_used:,} of {now.blocks_total:,} blocks used, {now.blocks_cached:,} cached"
+    used = f"{now.blocks_used:,} of {now.blocks_total:,} blocks used"
+    return f"{used}, {now.blocks_free:,} free ({now.blocks_cached:,} cached)"
 
 
 def live_parts(figures: Figures) -> list[str]:
