@@ -20,7 +20,7 @@ from hfpaged.engine.model_runner import ModelRunner, Piece
 from hfpaged.engine.pacing import Pace
 from hfpaged.engine.params import RequestParams
 from hfpaged.engine.preemption import POLICIES, PreemptionPolicy
-from hfpaged.engine.request_sequences import request_sequences
+from hfpaged.engine.request_sequences import describe_requests
 from hfpaged.engine.scheduler import Scheduler
 from hfpaged.engine.sequence_maker import SequenceMaker
 from hfpaged.engine.sizing import PoolSizing, check_share, default_share, size_pool
@@ -186,8 +186,7 @@ def _assemble(
         pool.manager, pool.prefixes, tuple(group.window for group in pool.groups), limits,
         by_priority=spec.policy == "priority", policy=policy,
     )  # fmt: skip
-    with pool.changing():
-        pool.describers[scheduler] = request_sequences
+    describe_requests(pool, scheduler)
     maker = SequenceMaker(inner, tokenizer, speculates=runner.can_speculate)
     engine = Engine(
         inner, runner, scheduler, maker, Pace(spec.max_num_batched_tokens, spec.max_step_stretch),

@@ -6,7 +6,14 @@ from collections.abc import Iterator
 
 from hfpaged.engine.request import SequenceGroup
 from hfpaged.engine.scheduler import Scheduler
+from hfpaged.kv_pool import KVPool
 from hfpaged.memory_owners import Owned
+
+
+def describe_requests(pool: KVPool, scheduler: Scheduler) -> None:
+    """Let maps of the pool's memory name the requests of this scheduler."""
+    with pool.changing():
+        pool.describers[scheduler] = request_sequences
 
 
 def request_sequences(scheduler: Scheduler) -> Iterator[Owned]:
