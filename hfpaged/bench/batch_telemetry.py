@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from hfpaged import telemetry
 from hfpaged.bench.batch_ours import batcher_of, greedy
+from hfpaged.bench.batch_static import first_runs
 from hfpaged.bench.batch_throughput import POOL, warm_up
 from hfpaged.bench.batch_workload import Run, Workload, mixed
 from hfpaged.bench.result import Measured
@@ -56,7 +57,8 @@ def _measured(setting: Setting, shape: Shape, switch: Switch) -> Measured:
             if runs is watched:
                 shares.append(share)
     slow, fast = (statistics.median(run.speed for run in runs) for runs in (plain, watched))
-    same = all(run.rows == plain[0].rows for run in (*plain, *watched))
+    judges = first_runs(setting, shape).values()
+    same = all(run.rows == plain[0].rows for run in (*plain, *watched, *judges))
     note = f"{fast:.1f} tok/s with, {slow:.1f} without: {100 * (fast / slow - 1):+.1f} %"
     return Measured(statistics.median(shares), same_tokens=same, note=note)
 
