@@ -21,10 +21,6 @@ class Instruments(NamedTuple):
     histograms: ServerHistograms
     observables: Observables
 
-    def switch(self, is_on: bool) -> None:
-        """Whether anything is recorded and observed."""
-        self.histograms.is_on = self.observables.is_on = is_on
-
 
 # Instruments are made once for a provider, and cannot be taken back.
 _made: weakref.WeakKeyDictionary[MeterProvider, Instruments] = weakref.WeakKeyDictionary()
@@ -42,14 +38,14 @@ def install(meter_provider: MeterProvider | None = None) -> Callable[[], None]:
     if provider not in _made:
         _made[provider] = Instruments(ServerHistograms(meter), Observables(meter))
     instruments = _made[provider]
-    instruments.switch(True)
+    instruments.observables.is_on = True
     maker, hook = instruments.histograms.hook_for, instruments.histograms.generate_hook
     registry.watch(maker)
     generation_events.watch(hook)
     GENERATE.watch()
 
     def undo() -> None:
-        instruments.switch(False)
+        instruments.observables.is_on = False
         registry.unwatch(maker)
         generation_events.unwatch(hook)
         GENERATE.unwatch()

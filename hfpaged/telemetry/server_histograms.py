@@ -20,10 +20,9 @@ if TYPE_CHECKING:
 
 
 class ServerHistograms:
-    """Of one meter. `is_on`: whether anything is recorded."""
+    """Of one meter."""
 
     def __init__(self, meter: Meter) -> None:
-        self.is_on = False
         self._duration = _histogram(meter, names.REQUEST_DURATION, "Duration of requests.", buckets.DURATION)
         self._first_token = _histogram(
             meter, names.TIME_TO_FIRST_TOKEN, "Time to the first token of responses.", buckets.FIRST_TOKEN
@@ -49,8 +48,6 @@ class ServerHistograms:
         error: BaseException | None,
     ) -> None:  # fmt: skip
         """`times` of the beginning, the first token and the end; `tokens` came one after the other."""
-        if not self.is_on:
-            return
         began, first, end = times
         attributes = {
             names.OPERATION_NAME: operation, names.PROVIDER_NAME: names.PROVIDER,
