@@ -133,9 +133,16 @@ def test_one_that_is_preempted_before_it_was_computed_again_decodes_only_later()
     assert told.decoded() == [2, 2]
 
 
-def test_one_that_ends_before_its_last_token_was_decoded_has_not_decoded():
-    _, children = Told().admitted(1).chunk(1, 3, 0, PROMPT - 1).ended(4, ev.Aborted)
+@pytest.mark.parametrize(("kind", "fields"), [(ev.Aborted, {}), (ev.Failed, {"error": ValueError("no")})])
+def test_one_that_ends_before_its_last_token_was_decoded_has_not_decoded(kind, fields):
+    _, children = Told().admitted(1).chunk(1, 3, 0, PROMPT - 1).ended(4, kind, **fields)
     assert children == [("queue", 0, 1), ("prefill", 1, 3)]
+
+
+def test_one_that_ends_as_soon_as_it_was_computed_again_has_not_decoded_again():
+    told = running().preempted(5, 2).admitted(6, since=5).chunk(6, 8, 0, PROMPT + 2)
+    _, children = told.ended(9, ev.Aborted, tokens=2)
+    assert children[-1] == ("prefill", 6, 8)
 
 
 def test_one_that_ends_in_the_queue_waited_there_for_the_rest():
@@ -145,12 +152,14 @@ def test_one_that_ends_in_the_queue_waited_there_for_the_rest():
     assert queue.attributes == {"hfpaged.wait.blocks": 3.0, "hfpaged.again": True}
 
 
-def test_samples_that_wait_beside_each_other_are_told_apart_by_how_long():
+@pytest.mark.parametrize(("first", "second"), [(5, 7), (7, 5)])
+def test_samples_that_wait_beside_each_other_are_told_apart_by_how_long(first, second):
     told = Told(num_sequences=3).admitted(1).chunk(1, 3, 0, PROMPT).first_token(3)
     told.preempted(5, 6).preempted(7, 9)
-    told.admitted(8, since=7).chunk(8, 9, 0, PROMPT + 2).admitted(10, since=5).chunk(10, 11, 0, PROMPT + 2)
+    told.admitted(8, since=first).chunk(8, 9, 0, PROMPT + 2).admitted(10, since=second).chunk(10, 11, 0, PROMPT + 2)
     span, children = told.ended(15, tokens=30)
-    assert [child for child in children if child[0] == "queue"] == [("queue", 0, 1), ("queue", 5, 10), ("queue", 7, 8)]
+    stays = sorted([("queue", first, 8), ("queue", second, 10)])
+    assert [child for child in children if child[0] == "queue"] == [("queue", 0, 1), *stays]
     assert [child for child in children if child[0] == "decode"] == [("decode", 3, 15)]
     assert told.decoded() == [30]
     assert seconds(span) == 15
