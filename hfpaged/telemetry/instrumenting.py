@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import logging
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Collection
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-from hfpaged.telemetry import _otel_traces
+from prometheus_client import REGISTRY
+
+from hfpaged.telemetry import _otel_metrics, _otel_traces, _prometheus
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import MeterProvider
@@ -18,10 +19,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("hfpaged")
 
-Undo = Callable[[], None]
-
 _lock = threading.Lock()
-_undo: list[Undo] | None = None  # in the order of installing; None while nothing is instrumented
+_undo: ExitStack | None = None  # None while nothing is instrumented
 
 
 def instrument(
@@ -35,21 +34,19 @@ def instrument(
         registry: of prometheus_client; None: its default one.
         metrics_compat: "vllm": the same metrics under the names of vLLM besides.
 
-    While it is on already, it changes nothing and says so in the log.
+    While it is on already, it changes nothing and says so in the log. Raises InvalidConfigError for other names.
     """
     global _undo
     with _lock:
         if _undo is not None:
             logger.warning("hfpaged is instrumented already; call uninstrument() first to change how")
             return
-        done: list[Undo] = []
-        try:
-            done.append(_otel_traces.install(tracer_provider))
-            done += _install_metrics(meter_provider, registry, metrics_compat)
-        except BaseException:
-            _undo_all(done)
-            raise
-        _undo = done
+        with ExitStack() as undo:  # what fails half way is undone
+            undo.callback(_otel_traces.install(tracer_provider))
+            undo.callback(_otel_metrics.install(meter_provider))
+            registry = REGISTRY if registry is None else registry
+            undo.callback(_prometheus.install(registry, metrics_compat=metrics_compat))
+            _undo = undo.pop_all()
 
 
 def uninstrument() -> None:
@@ -59,31 +56,13 @@ def uninstrument() -> None:
         if _undo is None:
             logger.warning("hfpaged is not instrumented, so there is nothing to undo")
             return
-        done, _undo = _undo, None
-        _undo_all(done)
+        undo, _undo = _undo, None
+        undo.close()
 
 
 def is_instrumented() -> bool:
     """Whether `instrument` is on."""
     return _undo is not None
-
-
-def _install_metrics(
-    meter_provider: MeterProvider | None, registry: CollectorRegistry | None, metrics_compat: str | None
-) -> list[Undo]:
-    if importlib.util.find_spec("hfpaged.telemetry._prometheus") is None:
-        return []
-    if registry is None:
-        from prometheus_client import REGISTRY as registry
-    otel = importlib.import_module("hfpaged.telemetry._otel_metrics")
-    prometheus = importlib.import_module("hfpaged.telemetry._prometheus")
-    return [otel.install(meter_provider), prometheus.install(registry, metrics_compat=metrics_compat)]
-
-
-def _undo_all(done: list[Undo]) -> None:
-    """The last one first."""
-    for undo in reversed(done):
-        undo()
 
 
 class HfpagedInstrumentor:
