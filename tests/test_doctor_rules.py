@@ -108,7 +108,7 @@ TRIGGERS = {
             waited(4000, "blocks"),
             ("29 % of their time waiting for blocks", "6.7 of them on average beside 16 sequences", "5 preemptions in "
              "1,000 requests", "2.0 GiB is 80 % full", "a pool of 2.0 GiB -> 2.8 GiB", "1 more replica",
-             "kv_dtype='int8' ('auto' now) halves what a token takes"),
+             "kv_dtype='int8' ('auto' now) at least halves"),
         ),
         Case(waited(2600, "blocks"), ("21 % of their time",)),
         Case(waited(10**6, "blocks") | {"engine_limit": {"max_num_seqs": 999}}, ("-> 16.0 GiB", "7 more replicas")),

@@ -84,13 +84,13 @@ def _replicas(factor: float) -> str:
 def _quantized(reading: Reading) -> str | None:
     """By format of the pool."""
     kv_format = reading.label("hfpaged_kv_pool_info", "kv_format")
+    whether = "says whether the model bears it"
     if any(small in kv_format for small in ("int4", "k8v4")):
         return None
     if any(eight in kv_format for eight in ("int8", "fp8")):
-        return (
-            f"kv_dtype='int4' ({kv_format!r} now) holds nearly twice as many tokens; `hfpaged quality --kv int4` first"
-        )
-    return f"kv_dtype='int8' ({kv_format!r} now) halves what a token takes; see with `hfpaged quality` that it is borne"
+        more = "holds nearly twice as many tokens"
+        return f"kv_dtype='int4' ({kv_format!r} now) {more}; `hfpaged quality --kv int4` {whether}"
+    return f"kv_dtype='int8' ({kv_format!r} now) at least halves what a token takes; `hfpaged quality` {whether}"
 
 
 def _fewer(reading: Reading) -> str | None:
