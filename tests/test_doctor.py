@@ -19,6 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from hfpaged import doctor
 from hfpaged.doctor import Diagnosis, Finding, derived, diagnose, histogram
+from hfpaged.doctor.examination import examine
 from hfpaged.doctor.exposition import PREFIX, parse
 from hfpaged.doctor.reading import Lacks, Reading
 from hfpaged.doctor.rules.fragmentation import SIZES, waste
@@ -316,6 +317,49 @@ def test_figures_are_written_as_people_read_them():
 def test_rounding_moves_a_number_by_a_quarter_at_most(value):
     assert value <= round_up(value) <= max(1.25 * value, value + 1)
     assert 0.75 * value - 1 < round_down(value) <= value
+
+
+def test_a_quiet_minute_and_a_process_that_has_just_begun_have_no_finding():
+    quiet = reading(exposition(requests_running=0)).since(reading(exposition(requests_running=0)), 60.0)
+    fresh = {name: 0 if not isinstance(figure, list | dict) else type(figure)() for name, figure in HEALTHY.items()}
+    for found in (quiet, reading(exposition(changed=fresh))):
+        diagnosis = examine(found)
+        assert (list(diagnosis), diagnosis.notes) == ([], [])
+        assert diagnosis.verdict == "nothing is found, but too few requests have ended to judge"
+
+
+AMOUNTS = st.sampled_from([0, 1, 3, 9, 10, 50, 1000, 10**6, 10**12])
+LEAST = {"hfpaged_kv_bytes": st.sampled_from([10**6, 10**12]), "hfpaged_engine_limit": AMOUNTS.filter(bool)}
+SMALL = st.sampled_from([0, 0.001, 0.5, 1, 7, 100, 5000, 10**6])
+
+
+@st.composite
+def any_figures(draw):
+    """Of all metrics, however badly they go together."""
+    figures = {}
+    for name, healthy in HEALTHY.items():
+        pairs = st.lists(st.tuples(SMALL, st.sampled_from([0, 1, 5, 1000])), max_size=3)
+        amount = pairs if BY_NAME[name].kind == "histogram" else LEAST.get(name, AMOUNTS)
+        if name.endswith("_info"):
+            figures[name] = {
+                (draw(st.sampled_from(["auto", "int8", "int4"])), draw(st.sampled_from("168")), "1", "1"): 1
+            }
+        elif isinstance(healthy, dict):
+            figures[name] = {label: draw(amount) for label in healthy}
+        else:
+            figures[name] = draw(amount)
+    return figures
+
+
+@settings(max_examples=60, deadline=None)
+@given(figures=any_figures(), seconds=st.sampled_from([None, 0.5, 60.0]))
+def test_whatever_the_figures_are_they_are_judged_and_told_in_numbers(figures, seconds):
+    found = reading(exposition(changed=figures))
+    diagnosis = examine(found if seconds is None else found.since(reading(exposition()), seconds))
+    told = str(diagnosis)
+    assert not re.search(r"\b(nan|inf)\b|-> -|-\d+(\.\d+)? (%|[KMGT]?i?B|s|ms)\b", told), told
+    assert "-> 0" not in told
+    assert set(diagnosis.not_judged) <= {"pool-oversized"}
 
 
 def test_it_asks_only_for_metrics_of_the_catalog():
