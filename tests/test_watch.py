@@ -28,9 +28,12 @@ from stub_batcher import StubBatcher
 
 import hfpaged
 from hfpaged import InvalidConfigError, PagedCache, live_display
-from hfpaged.watching.screen import PLAIN_SECONDS, NotebookScreen
+from hfpaged.config import format_bytes
+from hfpaged.watching.screen import PLAIN_SECONDS, NotebookScreen, drawn
 from hfpaged.watching.source import source_of
+from hfpaged.watching.view import HEADS
 from hfpaged.watching.watch import Watch, make_watch
+from hfpaged.watching.words import hits, rate
 
 pytestmark = pytest.mark.usefixtures("one_thread", "nothing_left")
 
@@ -239,6 +242,40 @@ def test_several_things_are_a_table(cache, batcher, clock):
     assert {"cache 1", "cache 2", "batcher", "pool"} <= {name[:7].strip() for name in rows}
     watch.stop()
     assert written(console).count("watched for") == 4
+
+
+def test_each_number_of_the_table_stands_below_its_word(cache, batcher, clock):
+    watch = by_hand(clock, batcher, cache)
+    for number in range(10):
+        batcher.add_request([5, 6, 7, 8, number], max_new_tokens=30, do_sample=False)
+    for _ in range(12):
+        batcher.step()
+    generate(cache)
+    clock.time += 2
+    watch.look()
+    head, *rows = drawn(watch.figures).splitlines()
+    for figures, row in zip(watch.figures, rows, strict=True):
+        now = figures.now
+        there = [now.blocks_used, now.blocks_free, now.blocks_cached, now.blocks_total]
+        there += ["-"] * 2 if now.running is None else [now.running, now.waiting]
+        there += [rate(figures.prefill_rate), rate(figures.decode_rate), hits(figures)]
+        there += ["-" if now.preemptions is None else now.preemptions, format_bytes(now.bytes_used).replace(" ", "_")]
+        name, _, *cells = row.replace("0 B", "0_B").replace(" KiB", "_KiB").split()
+        assert name == figures.name
+        assert cells == [str(each) for each in there]
+    pool, *words = head.split()
+    assert (pool, words) == ("pool", list(HEADS))
+    assert len(words) == len(cells)
+    for word in words[:4]:  # right-aligned
+        assert rows[0][: head.index(word) + len(word)].split()[-1] == str(there_of(watch.figures[0])[word])
+    watch.stop()
+
+
+def there_of(figures):
+    now = figures.now
+    return {
+        "used": now.blocks_used, "free": now.blocks_free, "cached": now.blocks_cached, "blocks": now.blocks_total,
+    }  # fmt: skip
 
 
 def test_nothing_is_lost_on_a_narrow_terminal(batcher, clock):

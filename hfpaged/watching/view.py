@@ -13,6 +13,9 @@ from hfpaged.watching.tracker import Figures
 from hfpaged.watching.words import hits, live_parts, rate, share_of
 
 WIDTH = 20
+HEADS = (
+    "used", "free", "cached", "blocks", "running", "waiting", "prefill/s", "decode/s", "hits", "preempted", "bytes",
+)  # fmt: skip
 # Told apart by form and not by colour alone.
 USED, CACHED, FREE = "█", "▒", "·"
 PLAIN_FORMS = str.maketrans(USED + CACHED + FREE, "#+.")
@@ -42,18 +45,7 @@ def table(all_figures: Sequence[Figures], is_ascii: bool = False) -> Table:
     grid = Table(box=None, pad_edge=False, show_edge=False)
     grid.add_column("")
     grid.add_column("pool")
-    for head in (
-        "used",
-        "cached",
-        "blocks",
-        "running",
-        "waiting",
-        "prefill/s",
-        "decode/s",
-        "hits",
-        "preempted",
-        "bytes",
-    ):
+    for head in HEADS:
         grid.add_column(head, justify="right")
     for figures in all_figures:
         grid.add_row(
