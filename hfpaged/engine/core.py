@@ -237,11 +237,11 @@ class Engine:
     def _report(self, schedule: Schedule, tokens: TokenStep, seconds: float, forward: float) -> None:
         self._pace.told(schedule.num_decodes, schedule.num_prefill_tokens, seconds)
         if self.tells.hooks:
-            blocks = self.pool.blocks
+            blocks, computed = self.pool.blocks, schedule if tokens.is_done else Schedule()
             self.tells.emit(
                 events.StepFinished(
-                    number=self.num_steps, num_sequences=len(schedule.work), num_tokens=schedule.num_tokens,
-                    num_prefill_tokens=schedule.num_prefill_tokens, num_sampled=tokens.num_sampled,
+                    number=self.num_steps, num_sequences=len(computed.work), num_tokens=computed.num_tokens,
+                    num_prefill_tokens=computed.num_prefill_tokens, num_sampled=tokens.num_sampled,
                     num_waiting=len(self._scheduler.waiting), num_running=len(self._scheduler.running),
                     preemptions=len(schedule.preempted), seconds=seconds, forward_seconds=forward,
                     sampling_seconds=tokens.seconds, blocks_used=blocks.num_used, blocks_total=blocks.num_blocks,

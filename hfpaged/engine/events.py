@@ -133,8 +133,9 @@ class Failed(Ended):
 
 @dataclass(frozen=True, kw_only=True)
 class StepFinished(Event):
-    """One step. `seconds` is all of it; of these the model's forward and the sampler took theirs, and what is left is
-    scheduling and bookkeeping. `token_gaps`: how many requests got a token so many seconds after their last one.
+    """One step. It computed `num_tokens` tokens of `num_sequences`, none where its forward failed. `seconds` is all of
+    it; of these the model's forward and the sampler took theirs, and what is left is scheduling and bookkeeping.
+    `token_gaps`: how many requests got a token so many seconds after their last one.
     """
 
     number: int
