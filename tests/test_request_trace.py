@@ -54,7 +54,7 @@ class Told:
     def ended(self, time, kind=ev.Finished, tokens=0, waits=None, **fields):
         """Its one span, and its children as (name, begin, end)."""
         metrics = RequestMetrics(1000.0, 1000.0, waits=waits or {})
-        fields |= {} if kind is ev.Failed else {"output_tokens": tokens}
+        fields |= {"output_tokens": tokens, "prompt_tokens": PROMPT, "sequence_tokens": (tokens,)}
         fields |= {"finish_reason": "length"} if kind is ev.Finished else {}
         self.tell(kind, time, metrics=metrics, **fields)
         assert len(self.hook) == 0
@@ -99,22 +99,22 @@ def test_a_step_that_began_before_the_admission_counts_from_there():
 
 
 def test_one_that_fails_in_the_queue_after_a_preemption_does_not_decode_there():
-    span, children = running().preempted(5, 2).ended(7, ev.Failed, error=ValueError("no"))
+    span, children = running().preempted(5, 2).ended(7, ev.Failed, tokens=2, error=ValueError("no"))
     assert children[2:] == [("decode", 3, 5), ("queue", 5, 7)]
     assert span.status.status_code is StatusCode.ERROR
 
 
 def test_one_that_fails_while_it_is_computed_again_does_not_decode_there():
     told = running().preempted(5, 2).admitted(6, since=5).chunk(6, 7, 0, 16)
-    _, children = told.ended(8, ev.Failed, error=ValueError("no"))
+    _, children = told.ended(8, ev.Failed, tokens=2, error=ValueError("no"))
     assert children[2:] == [("decode", 3, 5), ("queue", 5, 6), ("prefill", 6, 7)]
 
 
 def test_one_that_fails_while_it_decodes_again_has_decoded_as_long_as_it_did():
     told = running().preempted(5, 2).admitted(6, since=5).chunk(6, 7, 0, 16).chunk(7, 8, 16, 6)
-    _, children = told.ended(11, ev.Failed, error=ValueError("no"))
+    _, children = told.ended(11, ev.Failed, tokens=5, error=ValueError("no"))
     assert children[-1] == ("decode", 8, 11)
-    assert told.decoded() == [2, None]
+    assert told.decoded() == [2, 3]
 
 
 @pytest.mark.parametrize("kind", [ev.Finished, ev.Aborted])

@@ -25,7 +25,6 @@ _ACTS: dict[type[ev.Event], Callable[[RequestTrace, Any], None]] = {
     ev.FirstToken: RequestTrace.first_token,
     ev.Preempted: RequestTrace.preempted,
 }
-_FINAL = (ev.Finished, ev.Aborted, ev.Failed)
 
 
 class BatcherTraces:
@@ -50,7 +49,7 @@ class BatcherTraces:
                 act(trace, event)
         elif isinstance(event, ev.Arrived):
             self._begin(event)
-        elif isinstance(event, _FINAL):
+        elif isinstance(event, ev.Ended):
             self._unsampled.pop(event.request_id, None)
             ended = self._requests.pop(event.request_id, None)
             if ended is not None:

@@ -13,7 +13,7 @@ preempted alone: its `decode` goes on from the first token to the end, and what 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from opentelemetry.context import Context
 from opentelemetry.trace import Span, Tracer, set_span_in_context
@@ -22,8 +22,6 @@ from hfpaged.engine import events as ev
 from hfpaged.telemetry import conventions as names
 from hfpaged.telemetry import span_attributes
 from hfpaged.telemetry.spans import Origins, add_span, nanoseconds, set_error
-
-Final: TypeAlias = ev.Finished | ev.Aborted | ev.Failed
 
 
 class Chunk(NamedTuple):
@@ -40,7 +38,7 @@ class RequestTrace:
     """From its arrival to its end; told of its events in order. `context` is that of its span."""
 
     __slots__ = (
-        "_admitted", "_chunk", "_decode_began", "_has_beams", "_has_token", "_is_split", "_left", "_length", "_origins",
+        "_admitted", "_chunk", "_decode_began", "_has_beams", "_has_token", "_is_split", "_is_whole", "_origins",
         "_prompt", "_stays", "_tokens", "_tracer", "_waits", "context", "span",
     )  # fmt: skip
 
@@ -50,13 +48,11 @@ class RequestTrace:
         params = event.params
         self._is_split = params.num_beams == 1 and params.num_sequences > 1
         self._prompt, self._has_beams = event.prompt_tokens, params.num_beams > 1
-        # What must be computed of its one sequence before the next token comes, and how much of that is left.
-        self._length = self._left = event.prompt_tokens
         self._stays = [event.time]  # in the queue, when each began
         self._waits: dict[str, float] = {}  # told of stays that are over
         self._admitted = event.time
         self._chunk: Chunk | None = None
-        self._has_token = False
+        self._has_token = self._is_whole = False  # its prompt, in chunks
         self._decode_began: float | None = None
         self._tokens = 0  # that it had when this stay in the batch began
 
@@ -92,7 +88,7 @@ class RequestTrace:
         """From now on it decodes."""
         self._add_chunk()
         self._has_token = True
-        if self._left <= 0:
+        if self._is_whole:  # else the last token of the prompt was decoded
             self._decode_began = event.time
         self.span.add_event(names.FIRST_TOKEN_EVENT, timestamp=nanoseconds(event.time))
 
@@ -102,16 +98,15 @@ class RequestTrace:
         if not self._is_split:
             self._add_decode(event.time, event.output_tokens)
             self._decode_began, self._tokens = None, event.output_tokens
-            self._length = 0 if self._has_beams else self._prompt + event.output_tokens  # nobody tells that of a beam
         self._stays.append(event.time)
         attributes = {names.LOST_TOKENS: event.lost, names.USAGE_OUTPUT_TOKENS: event.output_tokens}
         self.span.add_event(names.PREEMPTED_EVENT, attributes, nanoseconds(event.time))
 
-    def ended(self, event: Final) -> None:
+    def ended(self, event: ev.Ended) -> None:
         """Its one end. The span ends whatever happens here."""
         try:
             self._add_chunk()
-            self._add_decode(event.time, None if isinstance(event, ev.Failed) else event.output_tokens)
+            self._add_decode(event.time, event.output_tokens)
             self._leave_queue(event)
             self._say_end(event)
         finally:
@@ -126,7 +121,7 @@ class RequestTrace:
         add_span(self._tracer, names.QUEUE_SPAN, self.context, began, ended, attributes)
 
     def _add_chunk(self) -> None:
-        """The step of this chunk is over. If it was the last, decoding goes on from there."""
+        """The step of this chunk is over. If it was the last one, decoding goes on from there."""
         chunk, self._chunk = self._chunk, None
         if chunk is None:
             return
@@ -134,24 +129,21 @@ class RequestTrace:
             names.TOKENS: chunk.tokens, names.START_POSITION: chunk.start, names.STEP: chunk.number,
         }  # fmt: skip
         add_span(self._tracer, names.PREFILL_SPAN, self.context, chunk.began, chunk.ended, attributes)
-        if self._has_token and self._is_split:
-            return
-        self._left = self._length - chunk.start - chunk.tokens
-        if self._left <= 1:  # one token alone is decoded
+        if not self._has_token:
+            self._is_whole = chunk.start + chunk.tokens >= self._prompt
+        if not (self._has_token and self._is_split):
             self._decode_began = chunk.ended
 
-    def _add_decode(self, time: float, tokens: int | None) -> None:
-        """A stay in the batch is over; `tokens` it has by now, None where nobody knows."""
-        began, count = self._decode_began, None if tokens is None else tokens - self._tokens
+    def _add_decode(self, time: float, tokens: int) -> None:
+        """A stay in the batch is over, if it was one that brought tokens; it has so many by now."""
+        began, count = self._decode_began, tokens - self._tokens
         if began is None or not self._has_token:
             return
-        if self._has_beams and not count:
-            count = None  # they count when they have ended
-        if count != 0:
-            attributes: span_attributes.Attributes = {} if count is None else {names.TOKENS: count}
+        if count or self._has_beams:  # whose tokens count when they have ended
+            attributes: span_attributes.Attributes = {names.TOKENS: count} if count else {}
             add_span(self._tracer, names.DECODE_SPAN, self.context, began, time, attributes)
 
-    def _leave_queue(self, event: Final) -> None:
+    def _leave_queue(self, event: ev.Ended) -> None:
         """It ended where it waited."""
         waits = {cause: total - self._waits.get(cause, 0.0) for cause, total in event.metrics.waits.items()}
         waits = {cause: seconds for cause, seconds in waits.items() if seconds > 1e-9}
@@ -159,14 +151,12 @@ class RequestTrace:
             own = waits if len(self._stays) == 1 else {}
             self._add_queue(began, event.time, own, event.metrics.admitted_time is not None)
 
-    def _say_end(self, event: Final) -> None:
-        span = self.span
+    def _say_end(self, event: ev.Ended) -> None:
         found = span_attributes.of_metrics(event.metrics)
+        found[names.USAGE_OUTPUT_TOKENS] = event.output_tokens
+        reason: str = event.finish_reason if isinstance(event, ev.Finished) else "abort"
         if isinstance(event, ev.Failed):
-            set_error(span, event.error, event.time)
-            reason: str = "error"
-        else:
-            found[names.USAGE_OUTPUT_TOKENS] = event.output_tokens
-            reason = event.finish_reason if isinstance(event, ev.Finished) else "abort"
+            set_error(self.span, event.error, event.time)
+            reason = "error"
         found[names.RESPONSE_FINISH_REASONS] = [reason]
-        span.set_attributes(found)
+        self.span.set_attributes(found)
