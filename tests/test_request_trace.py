@@ -170,3 +170,14 @@ def test_two_samples_that_are_still_in_the_queue_leave_it_at_the_end():
     span, children = told.ended(9, ev.Aborted, tokens=4, waits={"turn": 1.0, "blocks": 7.0})
     assert children[-2:] == [("queue", 5, 9), ("queue", 6, 9)]
     assert all(set(stay.attributes) == {"hfpaged.again"} for stay in told.traced.children(span, "queue")[1:])
+
+
+def test_beams_that_never_got_a_token_have_not_decoded():
+    _, children = Told(num_beams=3).admitted(1).chunk(1, 3, 0, PROMPT).ended(4, ev.Aborted)
+    assert children == [("queue", 0, 1), ("prefill", 1, 3)]
+
+
+def test_beams_that_end_in_the_queue_do_not_decode_there():
+    told = Told(num_beams=3).admitted(1).chunk(1, 3, 0, PROMPT).first_token(3).preempted(5, 0)
+    _, children = told.ended(7, ev.Aborted)
+    assert children[2:] == [("decode", 3, 5), ("queue", 5, 7)]
