@@ -78,6 +78,8 @@ _HOMES = {
         "WindowPassedError",
     ),
 }
+# `import hfpaged; hfpaged.telemetry.instrument()` needs no import of its own.
+_SUBPACKAGES = ("telemetry",)
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
@@ -121,6 +123,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name == "__version__":
         return version("hfpaged")
+    if name in _SUBPACKAGES:
+        return import_module(f"hfpaged.{name}")
     if name not in _HOME_OF:
         raise AttributeError(f"module 'hfpaged' has no attribute {name!r}")
     attribute = getattr(import_module(_HOME_OF[name]), name)

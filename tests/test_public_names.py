@@ -4,6 +4,8 @@ import ast
 import importlib
 import importlib.metadata
 import inspect
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -96,3 +98,9 @@ def test_out_of_blocks_says_the_numbers_and_the_remedy():
     assert str(error).startswith("5 more blocks are needed, 2 of the pool's 9 are free.")
     assert "memory= or num_blocks=" in str(error)
     assert str(error).endswith(" A hint.")
+
+
+def test_telemetry_needs_no_import_of_its_own_and_loads_no_torch():
+    code = "import sys, hfpaged; hfpaged.telemetry.instrument(); assert not {'torch', 'transformers'} & set(sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
