@@ -59,8 +59,9 @@ def _measured(setting: Setting, shape: Shape, switch: Switch) -> Measured:
     slow, fast = (statistics.median(run.speed for run in runs) for runs in (plain, watched))
     judges = first_runs(setting, shape).values()
     same = all(run.rows == plain[0].rows for run in (*plain, *watched, *judges))
-    note = f"{fast:.1f} tok/s with, {slow:.1f} without: {100 * (fast / slow - 1):+.1f} %"
-    return Measured(statistics.median(shares), same_tokens=same, note=note)
+    share = statistics.median(shares)
+    speeds = f"{fast:.1f} tok/s with, {slow:.1f} without: {100 * (fast / slow - 1):+.1f} %"
+    return Measured(share, same_tokens=same, note=f"hooks take {100 * share:.3f} %; {speeds}")
 
 
 def _run(setting: Setting, workload: Workload, switch: Switch) -> tuple[Run, float]:
