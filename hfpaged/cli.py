@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.metadata
+import os
 import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -45,6 +46,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         args = build_parser(words).parse_args(words)
         with _observed(words):
             code: int = args.run(args)
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever reads this, `head` say, has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left goes nowhere
+        return 141
     except KeyboardInterrupt:
         print("hfpaged: interrupted", file=sys.stderr)
         return 130

@@ -67,6 +67,14 @@ def test_an_interrupt_is_one_line_and_exits_130(command, capsys):
     assert capsys.readouterr().err == "hfpaged: interrupted\n"
 
 
+def test_who_reads_no_further_gets_no_traceback(tmp_path):
+    line = [sys.executable, "-m", "hfpaged", "telemetry", "export", str(tmp_path)]
+    process = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process.stdout.close()
+    assert process.stderr.read() == ""
+    assert process.wait() == 141
+
+
 def test_a_bug_keeps_its_traceback(command):
     command(raises(ZeroDivisionError()))
     with pytest.raises(ZeroDivisionError):
