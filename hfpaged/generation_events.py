@@ -103,9 +103,14 @@ def unwatch(hook: GenerationHook) -> None:
 
 
 def emit(event: GenerationEvent) -> None:
-    """Tell all hooks; who only watches must not stop the work."""
+    """Tell all hooks; who only watches must not stop the work. Ctrl-C in one of them is raised when all know."""
+    interrupt: BaseException | None = None
     for hook in list(_hooks):
         try:
             hook(event)
         except Exception:
             logger.exception("a hook raised on %s", type(event).__name__)
+        except BaseException as error:
+            interrupt = error
+    if interrupt is not None:
+        raise interrupt

@@ -40,7 +40,7 @@ def settings(model: PreTrainedModel, kwargs: Mapping[str, Any]) -> dict[str, Any
 def count_new_tokens(model: PreTrainedModel, output: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
     """New tokens of all rows of generate()'s result, up to the first end-of-sequence token of each."""
     sequences = output if isinstance(output, Tensor) else getattr(output, "sequences", None)
-    if not isinstance(sequences, Tensor):
+    if not isinstance(sequences, Tensor) or sequences.ndim != 2:  # a custom_generate gives back what it likes
         return 0
     ids = _ids(args, kwargs)
     new = sequences[:, 0 if ids is None else ids.shape[1] :]

@@ -6,6 +6,7 @@ generate() itself is wrapped then, for all models of the process, and as it was 
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,8 @@ from hfpaged.prefix_block import Origin
 
 if TYPE_CHECKING:
     from hfpaged.cache import PagedCache
+
+logger = logging.getLogger("hfpaged")
 
 _current: ContextVar[Recording | None] = ContextVar("hfpaged_generation", default=None)
 
@@ -97,13 +100,23 @@ def _generate(original: Callable[..., Any], model: PreTrainedModel, *args: Any, 
     try:
         generation_events.emit(GenerationBegan(call=recording.call, time=recording.call.began))
         output = original(model, *args, **kwargs)
+        tokens = _output_tokens(model, output, args, kwargs)
     except BaseException as error:
         recording.ended(0, error)
         raise
     finally:
         _current.reset(token)
-    recording.ended(count_new_tokens(model, output, args, kwargs))
+    recording.ended(tokens)
     return output
+
+
+def _output_tokens(model: PreTrainedModel, output: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    """0 where they cannot be counted: whoever generates must not lose his output to that."""
+    try:
+        return count_new_tokens(model, output, args, kwargs)
+    except Exception:
+        logger.exception("the new tokens of generate() could not be counted")
+        return 0
 
 
 def _recording(model: PreTrainedModel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Recording | None:

@@ -210,6 +210,49 @@ def test_a_hook_that_raises_stops_nothing(model, caplog):
     assert "a hook raised on GenerationBegan" in caplog.text
 
 
+class Interrupting:
+    def __init__(self, kind):
+        self.kind = kind
+
+    def __call__(self, event):
+        if isinstance(event, self.kind):
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("kind", WHOLE)
+def test_ctrl_c_in_a_hook_is_raised_when_all_others_know(model, kind):
+    events, interrupting = [], Interrupting(kind)
+    hook = events.append
+    generation_events.watch(interrupting)
+    generation_events.watch(hook)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            model.generate(ids(), **{CACHE: PagedCache(model)}, **GREEDY)
+    finally:
+        generation_events.unwatch(interrupting)
+        generation_events.unwatch(hook)
+    assert kinds(events) == [told for told in WHOLE if (kind, told) != (GenerationBegan, GenerationPrefilled)]
+
+
+@pytest.mark.parametrize("made", [torch.tensor([1, 2, 3]), torch.tensor(3), "a text", None])
+def test_whatever_a_custom_generate_gives_back_reaches_its_caller(model, seen, made):
+    out = model.generate(ids(), **{CACHE: PagedCache(model)}, custom_generate=lambda *_, **__: made, **GREEDY)
+    assert out is made
+    assert kinds(seen) == [GenerationBegan, GenerationEnded]
+    assert (seen[-1].output_tokens, seen[-1].error) == (0, None)
+
+
+def test_an_output_that_cannot_be_counted_is_not_lost(model, seen, caplog):
+    def generated(*_, **__):
+        return torch.ones(1, 22, device="meta", dtype=torch.long)  # its numbers are nowhere
+
+    cache = {CACHE: PagedCache(model)}
+    out = model.generate(ids(), **cache, custom_generate=generated, eos_token_id=3, **GREEDY)
+    assert out.shape == (1, 22)
+    assert kinds(seen) == [GenerationBegan, GenerationEnded]
+    assert "could not be counted" in caplog.text
+
+
 def test_bytes_times_seconds_are_those_of_the_forwards(model, seen, monkeypatch):
     clock = FakeClock(monkeypatch)
     cache = PagedCache(model, block_size=4)
