@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import threading
 from collections.abc import Callable
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("hfpaged")
 
+_lock = threading.Lock()
+_in_use: Callable[..., Any] | None = None  # what generate() is wrapped in
 _current: ContextVar[Recording | None] = ContextVar("hfpaged_generation", default=None)
 
 
@@ -137,20 +140,29 @@ def _recording(model: PreTrainedModel, args: tuple[Any, ...], kwargs: dict[str, 
     return Recording(call, cache)
 
 
+def _wrapping(original: Callable[..., Any]) -> Callable[..., Any]:
+    """A generate() that tells of its calls as long as it is the one in use: others may hold on to it for ever."""
+
+    @functools.wraps(original)
+    def generate(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if generate is not _in_use:
+            return original(self, *args, **kwargs)
+        return _generate(original, self, *args, **kwargs)
+
+    return generate
+
+
 def _sync() -> None:
-    """Wrap generate() while somebody watches."""
-    wrapped = getattr(GenerationMixin.generate, "_hfpaged_original", None)
-    if generation_events.is_watched() and wrapped is None:
-        original = GenerationMixin.generate
-
-        @functools.wraps(original)
-        def generate(self: Any, *args: Any, **kwargs: Any) -> Any:
-            return _generate(original, self, *args, **kwargs)
-
-        generate._hfpaged_original = original  # type: ignore[attr-defined]
-        GenerationMixin.generate = generate
-    elif wrapped is not None and not generation_events.is_watched():
-        GenerationMixin.generate = wrapped
+    """Wrap generate() while somebody watches. What others have wrapped around it meanwhile is left alone."""
+    global _in_use
+    with _lock:
+        if generation_events.is_watched():
+            if _in_use is None:
+                _in_use = GenerationMixin.generate = _wrapping(GenerationMixin.generate)
+        elif _in_use is not None:
+            if GenerationMixin.generate is _in_use:
+                GenerationMixin.generate = _in_use.__wrapped__
+            _in_use = None
 
 
 generation_events.listeners.append(_sync)

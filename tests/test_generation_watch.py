@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import tiny_models
 import torch
@@ -54,6 +56,33 @@ def test_generate_is_as_it_was_unless_somebody_watches(model):
     generation_events.unwatch(hook)
     generation_events.unwatch(hook)  # once more is no error
     assert GenerationMixin.generate is before
+
+
+@pytest.mark.parametrize("wraps", [functools.wraps, lambda inner: lambda outer: outer], ids=["known", "unknown"])
+def test_what_others_wrap_around_generate_stays_and_calls_are_told_of_once(monkeypatch, model, wraps):
+    monkeypatch.setattr(GenerationMixin, "generate", GenerationMixin.generate)  # as it was, afterwards
+    events, calls = [], []
+    hook = events.append
+    generation_events.watch(hook)
+    inner = GenerationMixin.generate
+
+    @wraps(inner)
+    def theirs(self, *args, **kwargs):
+        calls.append(self)
+        return inner(self, *args, **kwargs)
+
+    GenerationMixin.generate = theirs
+    for _ in range(2):
+        generation_events.unwatch(hook)
+        assert GenerationMixin.generate is theirs
+        model.generate(ids(), **{CACHE: PagedCache(model)}, **GREEDY)
+        assert events == []
+        generation_events.watch(hook)
+        model.generate(ids(), **{CACHE: PagedCache(model)}, **GREEDY)
+        assert kinds(events) == WHOLE
+        events.clear()
+    generation_events.unwatch(hook)
+    assert calls == [model] * 4
 
 
 def test_a_call_is_told_of_from_its_beginning_to_its_end(model, seen):

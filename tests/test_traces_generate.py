@@ -214,12 +214,13 @@ def test_uninstrument_inside_of_a_call_leaves_its_context_as_it_was(model):
             telemetry.uninstrument()
         return scores
 
-    context = tracing()
+    generate, context = type(model).generate, tracing()
     traced = context.__enter__()
+    assert type(model).generate is not generate
     run(model, logits_processor=LogitsProcessorList([stop]))
     assert trace.get_current_span() is trace.INVALID_SPAN
     assert [span.name for span in traced.requests] == ["text_completion LlamaForCausalLM"]
     run(model)
     assert len(traced.requests) == 1
-    assert not hasattr(type(model).generate, "_hfpaged_original")
+    assert type(model).generate is generate
     assert hfpaged.generation_events.is_watched() is False
