@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from numbers import Real
 from typing import Any
 
 import torch
@@ -31,10 +32,15 @@ def prompt_tokens(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
 
 
 def settings(model: PreTrainedModel, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """What was chosen, by the caller or the model's defaults."""
-    config = kwargs.get("generation_config") or model.generation_config
-    chosen = {name: kwargs.get(name, getattr(config, name, None)) for name in _SETTINGS}
-    return {name: value for name, value in chosen.items() if value is not None}
+    """What was chosen, by the caller or the model's defaults. What is no number generate() will refuse."""
+    chosen = {name: _chosen(model, kwargs, name) for name in _SETTINGS}
+    return {name: value for name, value in chosen.items() if isinstance(value, Real)}
+
+
+def wants_no_paged_cache(model: PreTrainedModel, kwargs: Mapping[str, Any]) -> bool:
+    """Whether a call that names no cache wants another kind of it, or none."""
+    use_cache, kind = (_chosen(model, kwargs, name) for name in ("use_cache", "cache_implementation"))
+    return use_cache is False or kind is not None
 
 
 def count_new_tokens(model: PreTrainedModel, output: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
@@ -49,6 +55,10 @@ def count_new_tokens(model: PreTrainedModel, output: Any, args: tuple[Any, ...],
         return new.numel()
     is_end = torch.isin(new, ends)
     return int((is_end.cumsum(1) - is_end.long() == 0).sum())
+
+
+def _chosen(model: PreTrainedModel, kwargs: Mapping[str, Any], name: str) -> Any:
+    return kwargs.get(name, getattr(kwargs.get("generation_config") or model.generation_config, name, None))
 
 
 def _ends(model: PreTrainedModel, kwargs: Mapping[str, Any], device: torch.device) -> Tensor | None:

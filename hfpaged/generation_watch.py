@@ -18,7 +18,7 @@ from hfpaged import compat, generation_events
 from hfpaged.admission import Found
 from hfpaged.clock import now
 from hfpaged.generation_events import GenerationBegan, GenerationCall, GenerationEnded, GenerationPrefilled
-from hfpaged.generation_inputs import count_new_tokens, prompt_tokens, row_count, settings
+from hfpaged.generation_inputs import count_new_tokens, prompt_tokens, row_count, settings, wants_no_paged_cache
 from hfpaged.memory_account import MemoryAccount
 from hfpaged.prefix_block import Origin
 
@@ -129,7 +129,7 @@ def _recording(model: PreTrainedModel, args: tuple[Any, ...], kwargs: dict[str, 
 
     given = kwargs.get("cache", kwargs.get("past_key_values"))
     cache = given if isinstance(given, PagedCache) else None
-    if cache is None and (given is not None or not is_default(model)):
+    if cache is None and (given is not None or not is_default(model) or wants_no_paged_cache(model, kwargs)):
         return None
     rows, tokens = row_count(args, kwargs), prompt_tokens(args, kwargs)
     name = compat.model_name(model)

@@ -8,7 +8,7 @@ import pytest
 import tiny_models
 import torch
 from fake_clock import FakeClock
-from transformers import DynamicCache, GenerationMixin
+from transformers import DynamicCache, GenerationConfig, GenerationMixin
 
 import hfpaged
 from hfpaged import PagedCache, compat, generation_events
@@ -213,6 +213,9 @@ def test_other_caches_are_not_told_of(model, seen):
     model.generate(ids(), **{CACHE: DynamicCache()}, **GREEDY)
     assert seen == []
     hfpaged.patch(model, default=True)
+    model.generate(ids(), **GREEDY, use_cache=False)
+    model.generate(ids(), generation_config=GenerationConfig(**GREEDY, cache_implementation="static"))
+    assert seen == []
     model.generate(ids(), **GREEDY)
     assert kinds(seen) == WHOLE
 

@@ -119,6 +119,16 @@ def test_a_call_that_raises_is_an_error_and_takes_its_span_out_of_the_context(tr
     assert "gen_ai.usage.output_tokens" not in span.attributes
 
 
+@pytest.mark.parametrize("settings", [{"max_new_tokens": "ten"}, {"num_beams": "two"}], ids=str)
+def test_a_call_that_is_refused_for_its_settings_is_an_error_with_a_span(traced, caplog, model, settings):
+    with pytest.raises((TypeError, ValueError)):
+        run(model, **settings)
+    (span,) = traced.requests
+    assert span.status.status_code is StatusCode.ERROR
+    assert trace.get_current_span() is trace.INVALID_SPAN
+    assert "a hook raised" not in caplog.text
+
+
 def test_ctrl_c_takes_the_span_out_of_the_context_too(traced, model):
     def stop(ids, scores):
         raise KeyboardInterrupt

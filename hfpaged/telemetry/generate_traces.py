@@ -70,11 +70,11 @@ class GenerateTraces:
         )  # fmt: skip
         if not span.get_span_context().is_valid:  # there is no SDK, and nobody to know of it
             return
+        context = set_span_in_context(span, parent)
+        self._calls[call] = _CallTrace(span, context, otel.attach(context))
         if span.is_recording():
             span.set_attributes(span_attributes.of_call(call))
             self._origins.put(call.origin, span)
-        context = set_span_in_context(span, parent)
-        self._calls[call] = _CallTrace(span, context, otel.attach(context))
 
     def _prefilled(self, event: GenerationPrefilled) -> None:
         trace = self._calls.get(event.call)
