@@ -1,4 +1,4 @@
-"""What the arguments and the result of a call of generate() say about its sizes."""
+"""What the arguments of a call of generate(), by their names, and its result say about its sizes."""
 
 from __future__ import annotations
 
@@ -15,15 +15,20 @@ _SETTINGS = (
 )  # fmt: skip
 
 
-def row_count(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
+def named_arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """All arguments of generate() by their names, as far as anybody gives them by their places."""
+    return dict(zip(("inputs", "generation_config"), args, strict=False)) | dict(kwargs)
+
+
+def row_count(kwargs: Mapping[str, Any]) -> int:
     """Rows of prompts; 0 where nothing says it."""
-    prompt = _prompt(args, kwargs)
+    prompt = _prompt(kwargs)
     return 0 if prompt is None else int(prompt.shape[0])
 
 
-def prompt_tokens(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
+def prompt_tokens(kwargs: Mapping[str, Any]) -> int:
     """Tokens of all prompts, padding not counted."""
-    prompt, mask = _prompt(args, kwargs), kwargs.get("attention_mask")
+    prompt, mask = _prompt(kwargs), kwargs.get("attention_mask")
     if prompt is None:
         return 0
     if isinstance(mask, Tensor) and mask.shape == prompt.shape[:2]:
@@ -43,12 +48,12 @@ def wants_no_paged_cache(model: PreTrainedModel, kwargs: Mapping[str, Any]) -> b
     return use_cache is False or kind is not None
 
 
-def count_new_tokens(model: PreTrainedModel, output: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
+def count_new_tokens(model: PreTrainedModel, output: Any, kwargs: Mapping[str, Any]) -> int:
     """New tokens of all rows of generate()'s result, up to the first end-of-sequence token of each."""
     sequences = output if isinstance(output, Tensor) else getattr(output, "sequences", None)
     if not isinstance(sequences, Tensor) or sequences.ndim != 2:  # a custom_generate gives back what it likes
         return 0
-    ids = _ids(args, kwargs)
+    ids = _ids(kwargs)
     new = sequences[:, 0 if ids is None else ids.shape[1] :]
     ends = _ends(model, kwargs, new.device)
     if ends is None:
@@ -68,12 +73,13 @@ def _ends(model: PreTrainedModel, kwargs: Mapping[str, Any], device: torch.devic
     return None if given is None else torch.as_tensor(given, device=device).flatten()
 
 
-def _ids(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:
-    given = args[0] if args else kwargs.get("input_ids", kwargs.get("inputs"))
+def _ids(kwargs: Mapping[str, Any]) -> Tensor | None:
+    given = kwargs.get("inputs")
+    given = kwargs.get("input_ids") if given is None else given
     return given if isinstance(given, Tensor) and given.ndim == 2 else None
 
 
-def _prompt(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:
+def _prompt(kwargs: Mapping[str, Any]) -> Tensor | None:
     """[rows, length] or [rows, length, width]"""
-    ids, embeddings = _ids(args, kwargs), kwargs.get("inputs_embeds")
+    ids, embeddings = _ids(kwargs), kwargs.get("inputs_embeds")
     return embeddings if ids is None and isinstance(embeddings, Tensor) else ids

@@ -18,7 +18,14 @@ from hfpaged import compat, generation_events
 from hfpaged.admission import Found
 from hfpaged.clock import now
 from hfpaged.generation_events import GenerationBegan, GenerationCall, GenerationEnded, GenerationPrefilled
-from hfpaged.generation_inputs import count_new_tokens, prompt_tokens, row_count, settings, wants_no_paged_cache
+from hfpaged.generation_inputs import (
+    count_new_tokens,
+    named_arguments,
+    prompt_tokens,
+    row_count,
+    settings,
+    wants_no_paged_cache,
+)
 from hfpaged.memory_account import MemoryAccount
 from hfpaged.prefix_block import Origin
 
@@ -96,14 +103,15 @@ class Recording:
 
 
 def _generate(original: Callable[..., Any], model: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
-    recording = _recording(model, args, kwargs)
+    named = named_arguments(args, kwargs)
+    recording = _recording(model, named)
     if recording is None:
         return original(model, *args, **kwargs)
     token = _current.set(recording)
     try:
         generation_events.emit(GenerationBegan(call=recording.call, time=recording.call.began))
         output = original(model, *args, **kwargs)
-        tokens = _output_tokens(model, output, args, kwargs)
+        tokens = _output_tokens(model, output, named)
     except BaseException as error:
         recording.ended(0, error)
         raise
@@ -113,16 +121,16 @@ def _generate(original: Callable[..., Any], model: PreTrainedModel, *args: Any, 
     return output
 
 
-def _output_tokens(model: PreTrainedModel, output: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+def _output_tokens(model: PreTrainedModel, output: Any, kwargs: dict[str, Any]) -> int:
     """0 where they cannot be counted: whoever generates must not lose his output to that."""
     try:
-        return count_new_tokens(model, output, args, kwargs)
+        return count_new_tokens(model, output, kwargs)
     except Exception:
         logger.exception("the new tokens of generate() could not be counted")
         return 0
 
 
-def _recording(model: PreTrainedModel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Recording | None:
+def _recording(model: PreTrainedModel, kwargs: dict[str, Any]) -> Recording | None:
     """None for a call without a PagedCache."""
     from hfpaged.cache import PagedCache
     from hfpaged.patching import is_default
@@ -131,7 +139,7 @@ def _recording(model: PreTrainedModel, args: tuple[Any, ...], kwargs: dict[str, 
     cache = given if isinstance(given, PagedCache) else None
     if cache is None and (given is not None or not is_default(model) or wants_no_paged_cache(model, kwargs)):
         return None
-    rows, tokens = row_count(args, kwargs), prompt_tokens(args, kwargs)
+    rows, tokens = row_count(kwargs), prompt_tokens(kwargs)
     name = compat.model_name(model)
     call = GenerationCall(
         model_name=name, rows=rows, prompt_tokens=tokens, settings=settings(model, kwargs),

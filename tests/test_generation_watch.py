@@ -124,6 +124,16 @@ def test_tokens_behind_the_end_of_a_row_are_not_counted(model, seen):
     assert counted <= 9 < out[:, 20:].numel() or out.shape[1] == 23
 
 
+def test_a_config_that_is_given_by_its_place_counts(model, seen):
+    free = model.generate(ids(), **{CACHE: PagedCache(model)}, **GREEDY)[0, 20:].tolist()
+    config = GenerationConfig(**GREEDY, eos_token_id=free[2])
+    model.generate(ids(), config, **{CACHE: PagedCache(model)})
+    assert seen[-1].call.settings["max_new_tokens"] == 6
+    assert seen[-1].output_tokens == free.index(free[2]) + 1
+    model.generate(None, config, input_ids=ids(2), **{CACHE: PagedCache(model)})
+    assert (seen[-1].call.rows, seen[-1].call.prompt_tokens) == (2, 40)
+
+
 def test_who_computed_a_prefix_is_told_and_so_is_what_a_cache_held_already(model, seen):
     first = PagedCache(model, block_size=4)
     prompt = ids()
