@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 HookMaker = Callable[["ContinuousBatcher"], Hook]
 
-_lock = threading.Lock()
+_lock = threading.RLock()  # makers are called under it: each batcher has one hook of each, whoever comes first
 _batchers: weakref.WeakSet[ContinuousBatcher] = weakref.WeakSet()
 _makers: dict[HookMaker, weakref.WeakKeyDictionary[ContinuousBatcher, Hook]] = {}
 _tallies: Outliving[Tally] = Outliving(Tally)
@@ -38,23 +38,25 @@ def register(batcher: ContinuousBatcher) -> None:
     _tallies.keep(batcher, batcher.tally)
     with _lock:
         _batchers.add(batcher)
-    for maker in list(_makers):
-        _attach(maker, batcher)
+        for maker in _makers:
+            _attach(maker, batcher)
 
 
 def watch(maker: HookMaker) -> None:
     """Give each batcher, those to come too, a hook that `maker` makes for it."""
-    if maker not in _makers:
-        _makers[maker] = weakref.WeakKeyDictionary()
-        for batcher in live_batchers():
-            _attach(maker, batcher)
+    with _lock:
+        if maker not in _makers:
+            _makers[maker] = weakref.WeakKeyDictionary()
+            for batcher in list(_batchers):
+                _attach(maker, batcher)
 
 
 def unwatch(maker: HookMaker) -> None:
     """Undo `watch`."""
-    for batcher, hook in _makers.pop(maker, {}).items():
-        if hook in batcher.hooks:
-            batcher.hooks.remove(hook)
+    with _lock:
+        for batcher, hook in _makers.pop(maker, {}).items():
+            if hook in batcher.hooks:
+                batcher.hooks.remove(hook)
 
 
 def _attach(maker: HookMaker, batcher: ContinuousBatcher) -> None:
