@@ -100,7 +100,7 @@ class ContinuousBatcher:
         self.tally = Tally(compat.model_name(self.model), self.loop.requests)
         self.hooks.extend((self.tally, *hooks))
         self._finalizer = weakref.finalize(self, self.pool.abandon, self._parts.scheduler.give_back)
-        self._intake = Intake(compat.transformers_model(model), tokenizer, self._parts, self.loop)
+        self._intake = Intake(compat.transformers_model(model), tokenizer, self._parts, self.loop, self.tally)
         registry.register(self)
 
     @property

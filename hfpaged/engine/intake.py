@@ -13,6 +13,7 @@ from hfpaged.engine.loop import EngineLoop
 from hfpaged.engine.params import resolve_params
 from hfpaged.engine.prompts import read_prompt
 from hfpaged.engine.request import Request
+from hfpaged.engine.tally import Tally
 from hfpaged.errors import BatcherClosedError
 
 Config: TypeAlias = GenerationConfig | dict[str, Any] | None
@@ -22,10 +23,12 @@ class Intake:
     """Of one batcher."""
 
     def __init__(
-        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, parts: Assembly, loop: EngineLoop
+        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, parts: Assembly, loop: EngineLoop,
+        tally: Tally,
     ) -> None:
         self.is_closed = False
         self._model, self._tokenizer, self._parts, self._loop = model, tokenizer, parts, loop
+        self._tally = tally
         self._numbers = itertools.count()
 
     def add(
@@ -36,6 +39,7 @@ class Intake:
         try:
             request = self._request(prompt, generation_config, **settings)
             self._loop.add(request, listener, only_end=only_end)
+            self._tally.added()
         except Exception as error:
             self._parts.engine.tells.rejected(settings.get("request_id"), settings.get("tenant"), error)
             raise

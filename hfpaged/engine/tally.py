@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from hfpaged.clock import now
 from hfpaged.engine import events
 from hfpaged.engine import tally_keys as keys
 from hfpaged.engine.sums import Sums
@@ -43,6 +44,8 @@ class Tally:
         self.model_name = model_name
         self.sums = keys.all_at_zero()
         self.last_step_time: float | None = None
+        self._num_unseen = 0  # that were added and wait for a step to tell of them; -1 for a moment, where that is faster
+        self._busy_since = 0.0
         self._requests = requests if requests is not None else {}
         self._in_flight: dict[str, InFlight] = {}
         self._lock = threading.RLock()  # the garbage collector may run a finalizer here, and that abort a request
@@ -53,12 +56,35 @@ class Tally:
             with self._lock:
                 count(self, event)
 
+    def added(self) -> None:
+        """A request waits for the next step, which tells that it has arrived. Until then nobody may make one."""
+        with self._lock:
+            self._note_work(now())
+            self._num_unseen += 1
+
     def read(self) -> tuple[Sums, dict[str, InFlight]]:
-        """The sums and the requests in flight at one moment: copies, if not of those requests."""
+        """The sums and the requests in flight at one moment: copies, if not of those requests. Those that were added
+        count as received.
+        """
         sums = Sums()
         with self._lock:
             sums.add(self.sums)
+            sums.count(keys.RECEIVED, max(self._num_unseen, 0))
             return sums, dict(self._in_flight)
+
+    def stalled_seconds(self) -> float:
+        """How long requests have been there by now without the end of a step; 0 where there are none."""
+        with self._lock:
+            since = max(self._busy_since, self.last_step_time or 0.0)
+            return max(now() - since, 0.0) if self._has_work else 0.0
+
+    @property
+    def _has_work(self) -> bool:
+        return bool(self._in_flight) or self._num_unseen > 0
+
+    def _note_work(self, time: float) -> None:
+        if not self._has_work:
+            self._busy_since = time
 
     def add(self, other: Tally) -> None:
         """Count what `other` has counted, too. What it has in flight is its own: ids are those of one batcher."""
@@ -70,10 +96,13 @@ class Tally:
 
     def owner_is_gone(self, time: float) -> None:
         """The batcher was dropped: what it had in flight nobody will end."""
-        for name in list(self._in_flight):
-            if (request := self._requests.get(name)) is not None:
-                request.is_finished, request.finished_time = True, time
-                self(final_event(request, "abort"))
+        for request in list(self._requests.values()):
+            if request.is_finished:
+                continue
+            if request.request_id not in self._in_flight:
+                self._count_arrival(request.request_id, request.num_prompt_tokens)
+            request.is_finished, request.finished_time = True, time
+            self(final_event(request, "abort"))
         self._requests = {}
 
     def _request(self, event: events.RequestEvent) -> InFlight:
@@ -87,8 +116,13 @@ class Tally:
         self.sums.count((keys.REJECTED, keys.refusal(event.error)))
 
     def _arrived(self, event: events.Arrived) -> None:
+        self._note_work(event.time)
+        self._count_arrival(event.request_id, event.prompt_tokens)
+
+    def _count_arrival(self, request_id: str, prompt_tokens: int) -> None:
+        self._num_unseen -= 1
         self.sums.count(keys.RECEIVED)
-        self._in_flight[event.request_id] = InFlight(event.prompt_tokens)
+        self._in_flight[request_id] = InFlight(prompt_tokens)
 
     def _admitted(self, event: events.Admitted) -> None:
         request = self._request(event)

@@ -19,6 +19,7 @@ WAITING = ("hfpaged_requests_waiting",)
 PREEMPTED = ("hfpaged_requests_preempted",)
 # Those that wait for a prefix which another request computes; for who has a name for it.
 DEFERRED = ("requests deferred",)
+STALLED = "hfpaged_stalled_seconds"
 
 
 def read_tally(readings: Readings, name: str, tally: Tally) -> None:
@@ -27,6 +28,7 @@ def read_tally(readings: Readings, name: str, tally: Tally) -> None:
     readings.of(name).add(sums)
     if tally.last_step_time is not None:
         readings.most(name, "hfpaged_last_step_timestamp_seconds", tally.last_step_time)
+    readings.most(name, STALLED, 0.0)
     numbers = readings.of(name).numbers
     for key in (RUNNING, PREEMPTED, DEFERRED):
         numbers.setdefault(key, 0)
@@ -51,6 +53,7 @@ def read_batcher(readings: Readings, batcher: ContinuousBatcher) -> None:
     numbers[WAITING] -= running
     waiting = {request_id: request for request_id, request in flying.items() if request_id not in holding}
     numbers[PREEMPTED] += min(sum(request.was_preempted for request in waiting.values()), int(numbers[WAITING]))
+    readings.most(name, STALLED, batcher.tally.stalled_seconds())
     requests = batcher.loop.requests
     numbers[DEFERRED] += sum(_is_deferred(requests, request_id) for request_id in waiting)
     if not batcher.is_closed:

@@ -149,6 +149,11 @@ METRICS = (
     ),
     Metric("hfpaged_last_step_timestamp_seconds", "gauge", "When the last step ended."),
     Metric(
+        "hfpaged_stalled_seconds",
+        "gauge",
+        "Seconds that an engine has requests and ends no step, of the one where it is longest; 0 while all go on.",
+    ),
+    Metric(
         "hfpaged_engine_limit",
         "gauge",
         "max_num_seqs, max_num_batched_tokens, max_model_len of the engine.",
