@@ -53,6 +53,7 @@ HEALTHY = {
     "hfpaged_step_sequences": [(16.5, 15_000)],
     "hfpaged_step_seconds_total": {"forward": 480, "sampling": 30, "scheduling": 90},
     "hfpaged_last_step_timestamp_seconds": CLOCK - 1,
+    "hfpaged_stalled_seconds": 0.03,
     "hfpaged_engine_limit": {"max_num_seqs": 32, "max_num_batched_tokens": 4096, "max_model_len": 8192},
     "hfpaged_generate_calls_total": {"finished": 0, "error": 0},
     "hfpaged_generate_running": 0,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
 import re
@@ -10,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from exposition import CLOCK, HEALTHY, exposition
+from exposition import HEALTHY, exposition
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -22,6 +23,7 @@ from hfpaged.doctor import Diagnosis, Finding, derived, diagnose, histogram
 from hfpaged.doctor.examination import examine
 from hfpaged.doctor.exposition import PREFIX, parse
 from hfpaged.doctor.reading import Lacks, Reading
+from hfpaged.doctor.report import as_json
 from hfpaged.doctor.rules.fragmentation import SIZES, waste
 from hfpaged.doctor.words import duration, number, percent, plural, round_down, round_up
 from hfpaged.errors import MetricsError
@@ -31,7 +33,7 @@ LENGTH_BUCKETS = BY_NAME["hfpaged_sequence_tokens"].buckets
 
 
 def reading(text, model_name="tiny"):
-    return Reading.of(parse(text), model_name, CLOCK)
+    return Reading.of(parse(text), model_name)
 
 
 def made_of(values, bounds):
@@ -180,7 +182,7 @@ def test_sequences_beyond_the_last_bound_count_with_their_mean():
 
 
 def test_a_diagnosis_is_a_list_of_findings_that_people_can_read():
-    diagnosis = diagnose(exposition(preempted_tokens_total=90_000, last_step_timestamp_seconds=CLOCK))
+    diagnosis = diagnose(exposition(preempted_tokens_total=90_000, stalled_seconds=None))
     assert isinstance(diagnosis, list)
     assert isinstance(diagnosis, Diagnosis)
     assert [type(finding) for finding in diagnosis] == [Finding]
@@ -190,7 +192,7 @@ def test_a_diagnosis_is_a_list_of_findings_that_people_can_read():
     assert "PROBLEM: Preemption thrash" in text
     assert "  because 5 preemptions took back 90,000 stored tokens" in text
     assert "  remedy  max_num_seqs 32 -> 16" in text
-    assert text.endswith("not judged: no-progress (lacks the time of the reading, which a file does not say)")
+    assert text.endswith("not judged: no-progress (lacks hfpaged_stalled_seconds)")
 
 
 def test_all_well_is_told_with_the_figures_that_show_it():
@@ -233,6 +235,7 @@ def test_calls_of_generate_alone_are_judged_as_far_as_they_can_be():
         "generated",
         "engine",
         "last_step",
+        "stalled",
         "preempt",
         "sequence",
     )
@@ -255,10 +258,10 @@ def test_calls_of_generate_alone_are_judged_as_far_as_they_can_be():
     )
 
 
-def test_families_are_as_good_as_text_and_say_when():
-    families = list(text_string_to_metric_families(exposition(last_step_timestamp_seconds=CLOCK)))
+def test_families_are_as_good_as_text():
+    families = list(text_string_to_metric_families(exposition()))
     assert list(diagnose(families)) == list(diagnose(exposition()))
-    stuck = list(text_string_to_metric_families(exposition(last_step_timestamp_seconds=1.0)))
+    stuck = list(text_string_to_metric_families(exposition(stalled_seconds=100.0)))
     assert diagnose(stuck)[0].rule == "no-progress"
 
 
@@ -378,3 +381,24 @@ def test_importing_the_doctor_loads_neither_torch_nor_transformers():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert (done.stdout, done.stderr) == ("[]\n", "")
+
+
+STRANGE = ("-3", "+Inf", "-Inf", "NaN", "1e300", "1e29", "1e-300", "0")
+NO_SIZES = ("", "abc", "0", "-4", "1e9", "9" * 30)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_figures_that_no_process_of_ours_tells_are_no_crash_and_their_json_is_json(seed):
+    rng = random.Random(seed)
+    lines = []
+    pool = {("auto", rng.choice(NO_SIZES), "9", "1"): 1}
+    for line in exposition(kv_pool_info=pool).splitlines():
+        name, _, value = line.rpartition(" ")
+        strange = not line.startswith("#") and rng.random() < 0.2
+        lines.append(f"{name} {rng.choice(STRANGE)}" if strange else f"{name} {value}")
+        if 'le="' in name and rng.random() < 0.01:
+            lines.append(name.replace('le="', 'le="no') + " 1")
+    diagnosis = diagnose("\n".join(line for line in lines if line.strip()) + "\n")
+    assert str(diagnosis)
+    json.dumps(as_json("here", None, [diagnosis], 0), allow_nan=False)
+    assert "block-size" in diagnosis.not_judged

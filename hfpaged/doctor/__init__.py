@@ -24,7 +24,7 @@ examples:
   hfpaged doctor http://localhost:9464                 since the process began
   hfpaged doctor localhost:9464 --interval 60          what happens in the next minute
   hfpaged doctor metrics.txt --model-name my-model     a scrape that was saved
-  curl -s http://host:9464/metrics | hfpaged doctor -  from elsewhere (taken to be of this moment)
+  curl -s http://host:9464/metrics | hfpaged doctor -  from elsewhere
 
 exit codes: 0 when no problem is found (there may be advice), 1 when one is, 2 when there is nothing to read
 """

@@ -15,6 +15,7 @@ from hfpaged.doctor.sources import is_url, scrape, scrape_twice
 from hfpaged.errors import InvalidConfigError
 
 WIDTH = 100  # where stdout is no terminal
+LONGEST = 7 * 86400.0  # seconds that anybody waits
 
 
 def run(args: argparse.Namespace) -> int:
@@ -31,22 +32,22 @@ def run(args: argparse.Namespace) -> int:
 
 def _readings(args: argparse.Namespace) -> list[Reading]:
     if args.interval is None:
-        exposition, clock = scrape(args.source, args.timeout)
+        exposition = scrape(args.source, args.timeout)
         names = [args.model_name] if args.model_name is not None else exposition.model_names
-        return [Reading.of(exposition, name, clock) for name in names]
+        return [Reading.of(exposition, name) for name in names]
     first, last, seconds = scrape_twice(args.source, args.interval, args.timeout)
-    names = [args.model_name] if args.model_name is not None else last.exposition.model_names
-    old = {name: Reading.of(first.exposition, name) for name in first.exposition.model_names}
-    new = [Reading.of(last.exposition, name, last.clock) for name in names]
+    names = [args.model_name] if args.model_name is not None else last.model_names
+    old = {name: Reading.of(first, name) for name in first.model_names}
+    new = [Reading.of(last, name) for name in names]
     return [
         reading.since(old[reading.model_name], seconds) if reading.model_name in old else reading for reading in new
     ]
 
 
 def _check(args: argparse.Namespace) -> None:
-    if args.interval is not None and not 0 < args.interval < float("inf"):
+    if args.interval is not None and not 0 < args.interval <= LONGEST:
         raise InvalidConfigError(f"--interval {args.interval:g} is no time to wait; use seconds, such as 60")
-    if not 0 < args.timeout < float("inf"):
+    if not 0 < args.timeout <= LONGEST:
         raise InvalidConfigError(f"--timeout {args.timeout:g} waits for no answer; use seconds, such as 10")
     if args.interval is not None and not is_url(args.source):
         raise InvalidConfigError(

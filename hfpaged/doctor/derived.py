@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hfpaged.doctor.reading import Reading
+from hfpaged.doctor.reading import Lacks, Reading
 
 # Fewer ended requests say nothing about rates.
 ENOUGH_REQUESTS = 10
@@ -11,6 +11,7 @@ GOOD_USE = (0.7, 0.9)
 TARGET_USE = 0.8
 # A cause of waiting that takes less than this part of the time of requests is no bottleneck.
 NOTICED_WAIT = 0.2
+LARGEST_BLOCK = 1024
 
 
 def ended(reading: Reading) -> float:
@@ -150,6 +151,14 @@ def prefill_share(reading: Reading) -> float:
         computed = reading.by("hfpaged_computed_tokens_total", "phase")
         prompt, decoded = prompt + computed.get("prefill", 0.0), decoded + computed.get("decode", 0.0)
     return _ratio(prompt, prompt + decoded)
+
+
+def block_size(reading: Reading) -> int:
+    """Tokens in a block. Raises Lacks, also for what is no size."""
+    found = reading.label("hfpaged_kv_pool_info", "block_size")
+    if not found.isdecimal() or not 0 < int(found) <= LARGEST_BLOCK:
+        raise Lacks("a block_size that is one in hfpaged_kv_pool_info")
+    return int(found)
 
 
 def limit(reading: Reading, name: str) -> int:

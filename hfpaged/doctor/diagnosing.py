@@ -7,7 +7,6 @@ from typing import Any
 
 from prometheus_client import Metric
 
-from hfpaged.clock import now
 from hfpaged.doctor.examination import examine
 from hfpaged.doctor.exposition import Exposition, from_families, parse
 from hfpaged.doctor.findings import Diagnosis
@@ -22,20 +21,20 @@ def diagnose(source: Any, model_name: str | None = None) -> Diagnosis:
 
     Raises MetricsError for what cannot be read, is not of hfpaged, or has several models and none is named.
     """
-    exposition, clock = _taken(source)
+    exposition = _taken(source)
     names = exposition.model_names
     if model_name is None and len(names) > 1:
         raise MetricsError(f"there are metrics of {len(names)} models ({', '.join(names)}); name one with model_name=")
-    return examine(Reading.of(exposition, names[0] if model_name is None else model_name, clock))
+    return examine(Reading.of(exposition, names[0] if model_name is None else model_name))
 
 
-def _taken(source: Any) -> tuple[Exposition, float | None]:
+def _taken(source: Any) -> Exposition:
     if isinstance(source, str):
-        return (parse(source), None) if "\n" in source.strip() else scrape(source)
+        return parse(source) if "\n" in source.strip() else scrape(source)
     if hasattr(source, "add_request"):
-        return from_families(_families(source), "the batcher"), now()
+        return from_families(_families(source), "the batcher")
     if isinstance(source, Iterable):
-        return from_families(source), now()
+        return from_families(source)
     raise MetricsError(f"{source!r} has no metrics; give a ContinuousBatcher, families, the text of a scrape or a URL")
 
 

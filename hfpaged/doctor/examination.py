@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from hfpaged.doctor import derived
@@ -57,7 +58,7 @@ def _figures(reading: Reading) -> dict[str, float]:
             value = figure(reading)
         except Lacks:
             continue
-        if value is not None:
+        if value is not None and math.isfinite(value):  # JSON has no others
             figures[name] = value
     return figures
 

@@ -30,6 +30,10 @@ HOW_TO_GET = (
 )
 
 
+MOST = 1e30
+LONGEST = 80  # characters of a text that is no metrics
+
+
 class Sample(NamedTuple):
     labels: Mapping[str, str]
     value: float
@@ -59,7 +63,8 @@ def parse(text: str, source: str = "the text") -> Exposition:
             families = list(text_string_to_metric_families(text))
     except (ValueError, KeyError, IndexError) as error:
         raise MetricsError(
-            f"{source} is no metrics in Prometheus's text format ({error}); give what /metrics of a process answers"
+            f"{source} is no metrics in Prometheus's text format ({short(str(error))}); give what "
+            "/metrics of a process answers"
         ) from error
     return from_families(families, source)
 
@@ -75,11 +80,29 @@ def from_families(families: Iterable[Metric], source: str = "what was given") ->
             continue
         known |= {family.name, f"{family.name}_total"} if family.type == "counter" else {family.name}
         for sample in family.samples:
-            if not math.isnan(sample.value):
+            if _is_told(sample.name, sample.labels, sample.value):
                 samples.setdefault(sample.name, []).append(Sample(sample.labels, float(sample.value)))
     if not known:
         raise MetricsError(_not_ours(others, source))
     return Exposition(samples, frozenset(known | set(samples)))
+
+
+def _is_told(name: str, labels: Mapping[str, str], value: float) -> bool:
+    """Whether a process of ours may have said so: none says less than 0 or as much as this."""
+    return 0 <= value < MOST and (not name.endswith("_bucket") or _is_number(labels.get("le", "")))
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return not math.isnan(float(text))
+    except ValueError:
+        return False
+
+
+def short(text: str) -> str:
+    """An error as a part of one line: it may repeat what was read, which may be a page, or no text at all."""
+    text = " ".join(text.split())
+    return "".join(each if each.isprintable() else "?" for each in text[:LONGEST]) + "..." * (len(text) > LONGEST)
 
 
 def _not_ours(names: set[str], source: str) -> str:

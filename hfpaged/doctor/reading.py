@@ -24,17 +24,16 @@ class Lacks(Exception):
 @dataclass(frozen=True)
 class Reading:
     """Counters and histograms count since the process began, or over `seconds` where this is the difference of two
-    readings. `clock`: when it was taken, by the clock of the process (seconds since the epoch), None if nobody knows.
+    readings.
     """
 
     model_name: str
     samples: Mapping[str, list[Sample]]
     known: frozenset[str]
-    clock: float | None = None
     seconds: float | None = None
 
     @classmethod
-    def of(cls, exposition: Exposition, model_name: str, clock: float | None = None) -> Reading:
+    def of(cls, exposition: Exposition, model_name: str) -> Reading:
         """Of one model, with what belongs to none. Raises MetricsError for a model that is not there."""
         if model_name not in exposition.model_names:
             raise MetricsError(
@@ -45,7 +44,7 @@ class Reading:
             name: [each for each in found if each.labels.get("model_name", "") in ("", model_name)]
             for name, found in exposition.samples.items()
         }
-        return cls(model_name, samples, exposition.known, clock)
+        return cls(model_name, samples, exposition.known)
 
     def get(self, name: str, **labels: str) -> float | None:
         """The sum over all series with these labels; 0 where none has begun yet, None where there is no such metric."""

@@ -23,7 +23,11 @@ class Intake:
     """Of one batcher."""
 
     def __init__(
-        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, parts: Assembly, loop: EngineLoop,
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase | None,
+        parts: Assembly,
+        loop: EngineLoop,
         tally: Tally,
     ) -> None:
         self.is_closed = False

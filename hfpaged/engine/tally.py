@@ -44,7 +44,9 @@ class Tally:
         self.model_name = model_name
         self.sums = keys.all_at_zero()
         self.last_step_time: float | None = None
-        self._num_unseen = 0  # that were added and wait for a step to tell of them; -1 for a moment, where that is faster
+        self._num_unseen = (
+            0  # that were added and wait for a step to tell of them; -1 for a moment, where that is faster
+        )
         self._busy_since = 0.0
         self._requests = requests if requests is not None else {}
         self._in_flight: dict[str, InFlight] = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from hfpaged.doctor import derived
 from hfpaged.doctor.derived import GOOD_USE, has_enough, use
 from hfpaged.doctor.findings import Finding, Severity
 from hfpaged.doctor.histogram import Histogram
@@ -20,7 +21,7 @@ ACCEPTED = 0.05
 def block_size(reading: Reading) -> Finding | None:
     """A large part of the blocks is unfilled."""
     lengths = reading.histogram("hfpaged_sequence_tokens")
-    size = int(reading.label("hfpaged_kv_pool_info", "block_size"))
+    size = derived.block_size(reading)
     if not has_enough(reading) or not lengths.count:
         return None
     wastes = {each: waste(lengths, each) for each in sorted({*SIZES, size})}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from hfpaged.config import format_bytes
-from hfpaged.doctor.derived import blocks, capacity, hit_rate, prefill_share
+from hfpaged.doctor.derived import block_size, blocks, capacity, hit_rate, prefill_share
 from hfpaged.doctor.findings import Finding, Severity
 from hfpaged.doctor.reading import Reading
 from hfpaged.doctor.words import number, percent, plural
@@ -96,7 +96,7 @@ def _never_seen(reading: Reading) -> str:
 
 
 def _below_block_size(reading: Reading) -> str:
-    size = int(reading.label("hfpaged_kv_pool_info", "block_size"))
+    size = block_size(reading)
     if size <= 8:
         return f"with blocks of {size} tokens there is little to gain: such prompts are too short to be worth it"
     return f"block_size={size} -> {max(size // 2, 8)}, as only full blocks are kept"

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from hfpaged.doctor.findings import Finding
-from hfpaged.doctor.reading import Lacks, Reading
+from hfpaged.doctor.reading import Reading
 from hfpaged.doctor.words import duration, plural
 
 # A step takes milliseconds to a few seconds; of the slowest ones that were seen it may take so many times more.
 QUIET_SECONDS = 30.0
 QUIET_STEPS = 20.0
+# The first one compiles kernels, and may read weights from a disk.
+FIRST_STEP = 180.0
 
 
 def no_progress(reading: Reading) -> Finding | None:
@@ -16,15 +18,14 @@ def no_progress(reading: Reading) -> Finding | None:
     running, waiting = reading.total("hfpaged_requests_running"), reading.total("hfpaged_requests_waiting")
     if running + waiting == 0:
         return None
-    if reading.clock is None:
-        raise Lacks("the time of the reading, which a file does not say")
-    since = reading.clock - reading.largest("hfpaged_last_step_timestamp_seconds")
-    slowest = reading.histogram("hfpaged_step_duration_seconds").quantile(0.99) or 0.0
-    if since < max(QUIET_SECONDS, QUIET_STEPS * slowest):
+    since = reading.largest("hfpaged_stalled_seconds")
+    slowest = reading.histogram("hfpaged_step_duration_seconds").quantile(0.99)
+    if since < (FIRST_STEP if slowest is None else max(QUIET_SECONDS, QUIET_STEPS * slowest)):
         return None
     evidence = (
-        f"{plural(running, 'request')} running and {plural(waiting, 'request')} waiting, but the last step ended "
-        f"{duration(since)} ago; 99 % of the steps before took at most {duration(slowest)}"
+        f"{plural(running, 'request')} running and {plural(waiting, 'request')} waiting, and for "
+        f"{duration(since)} an engine that has some has ended no step"
+        + ("" if slowest is None else f"; 99 % of the steps before took at most {duration(slowest)}")
     )
     remedy = (
         "see that somebody calls step() or holds batcher.running(); if so, a step hangs: running(step_timeout=) tells "
