@@ -10,7 +10,7 @@ import logging
 import threading
 from collections.abc import Callable
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from transformers import GenerationMixin, PreTrainedModel
 
@@ -39,6 +39,23 @@ _in_use: Callable[..., Any] | None = None  # what generate() is wrapped in
 _current: ContextVar[Recording | None] = ContextVar("hfpaged_generation", default=None)
 
 
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _harmless(look: F) -> F:
+    """Who generates must not lose his output to those who only watch: what fails here is said in the log."""
+
+    @functools.wraps(look)
+    def run(*args: Any) -> Any:
+        try:
+            return look(*args)
+        except Exception:
+            logger.exception("a call of generate() could not be watched (%s)", look.__name__)
+            return None
+
+    return cast(F, run)
+
+
 def current() -> Recording | None:
     """Of the call under way in this context, the innermost one."""
     return _current.get()
@@ -57,6 +74,7 @@ class Recording:
         self._first_token_time: float | None = None
         self._block_bytes = 0
 
+    @_harmless
     def forward_begins(self, cache: PagedCache) -> None:
         """Also of caches that compute a part of the prompt for its own."""
         if self._forwards or cache is not (self._cache or cache):
@@ -89,11 +107,13 @@ class Recording:
             )
         )  # fmt: skip
 
+    @_harmless
     def _look(self) -> None:
         if self._cache is not None:
             self._cache.look_at_memory(self._memory)
             self._block_bytes = self._cache.pool.storage.block_bytes
 
+    @_harmless
     def _tell_prefilled(self, cache: PagedCache) -> None:
         lookup = cache.lookup.last
         found = lookup.found(cache.pool) if lookup is not None and lookup is not self._lookup else Found()
@@ -111,7 +131,7 @@ def _generate(original: Callable[..., Any], model: PreTrainedModel, *args: Any, 
     try:
         generation_events.emit(GenerationBegan(call=recording.call, time=recording.call.began))
         output = original(model, *args, **kwargs)
-        tokens = _output_tokens(model, output, named)
+        tokens = _harmless(count_new_tokens)(model, output, named) or 0
     except BaseException as error:
         recording.ended(0, error)
         raise
@@ -121,15 +141,7 @@ def _generate(original: Callable[..., Any], model: PreTrainedModel, *args: Any, 
     return output
 
 
-def _output_tokens(model: PreTrainedModel, output: Any, kwargs: dict[str, Any]) -> int:
-    """0 where they cannot be counted: whoever generates must not lose his output to that."""
-    try:
-        return count_new_tokens(model, output, kwargs)
-    except Exception:
-        logger.exception("the new tokens of generate() could not be counted")
-        return 0
-
-
+@_harmless
 def _recording(model: PreTrainedModel, kwargs: dict[str, Any]) -> Recording | None:
     """None for a call without a PagedCache."""
     from hfpaged.cache import PagedCache

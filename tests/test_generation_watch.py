@@ -292,7 +292,7 @@ def test_an_output_that_cannot_be_counted_is_not_lost(model, seen, caplog):
     out = model.generate(ids(), **cache, custom_generate=generated, eos_token_id=3, **GREEDY)
     assert out.shape == (1, 22)
     assert kinds(seen) == [GenerationBegan, GenerationEnded]
-    assert "could not be counted" in caplog.text
+    assert "could not be watched (count_new_tokens)" in caplog.text
 
 
 def test_bytes_times_seconds_are_those_of_the_forwards(model, seen, monkeypatch):
@@ -311,3 +311,20 @@ def test_bytes_times_seconds_are_those_of_the_forwards(model, seen, monkeypatch)
     size = cache.pool.storage.block_bytes
     assert seen[-1].byte_seconds == pytest.approx(sum(used) * size)
     assert seen[-1].time - seen[0].time == 17
+
+
+@pytest.mark.parametrize("broken", ["prompt_tokens", "count_new_tokens", "memory"])
+def test_what_fails_in_watching_costs_nobody_his_output(model, seen, monkeypatch, caplog, broken):
+    from hfpaged import generation_watch
+
+    expected = model.generate(ids(), **{CACHE: PagedCache(model)}, **GREEDY)
+    seen.clear()
+
+    def fail(*args):
+        raise RuntimeError("ours")
+
+    place, name = (PagedCache, "look_at_memory") if broken == "memory" else (generation_watch, broken)
+    monkeypatch.setattr(place, name, fail)
+    assert torch.equal(model.generate(ids(), **{CACHE: PagedCache(model)}, **GREEDY), expected)
+    assert "could not be watched" in caplog.text
+    assert kinds(seen) == ([] if broken == "prompt_tokens" else WHOLE)
