@@ -496,6 +496,27 @@ class Broken(SpanProcessor):
     on_end = on_start
 
 
+@pytest.mark.parametrize("kind", [ev.Arrived, ev.Admitted, ev.Finished])
+def test_the_event_under_way_when_nobody_watches_any_more_begins_no_span(kind):
+    def stop(event):
+        if isinstance(event, kind):
+            telemetry.uninstrument()
+
+    batcher = ContinuousBatcher(unpatched(), prepack=False, hooks=(stop,), **ROOMY)
+    started = []
+
+    class Starts(SpanProcessor):
+        def on_start(self, span, parent_context=None):
+            started.append(span)
+
+    context = tracing()
+    traced = context.__enter__()
+    traced.provider.add_span_processor(Starts())
+    batcher.generate(prompts((9,)), **GREEDY)
+    assert all(span.end_time is not None for span in started)
+    checked(batcher)
+
+
 def test_a_span_processor_that_raises_changes_no_token(traced, caplog):
     traced.provider.add_span_processor(Broken())
     batcher = batcher_of("llama", **ROOMY)

@@ -35,12 +35,15 @@ class BatcherTraces:
         self._with_content = span_attributes.captures_content()
         self._requests: dict[str, RequestTrace] = {}
         self._unsampled: dict[str, Context] = {}  # nothing is recorded of these, but calls that they make must know
+        self._is_abandoned = False
 
     def __len__(self) -> int:
         return len(self._requests) + len(self._unsampled)
 
     def __call__(self, event: ev.Event) -> None:
         """What the engine tells."""
+        if self._is_abandoned:
+            return
         kind = type(event)
         act = _ACTS.get(kind)
         if act is not None:
@@ -63,7 +66,8 @@ class BatcherTraces:
         return self._unsampled.get(request_id) if trace is None else trace.context
 
     def abandon(self) -> None:
-        """End the spans that are open: nobody will tell of these requests any more."""
+        """End the spans that are open: nobody will tell of these requests any more, but for the event under way."""
+        self._is_abandoned = True
         self._unsampled.clear()
         while self._requests:
             self._requests.popitem()[1].abandon()
