@@ -139,6 +139,17 @@ def test_one_that_ends_before_its_last_token_was_decoded_has_not_decoded(kind, f
     assert children == [("queue", 0, 1), ("prefill", 1, 3)]
 
 
+def test_one_whose_prompt_was_not_told_of_as_computed_decodes_all_the_same():
+    """Ctrl-C came in the step of its prompt's last token, which the next step decodes."""
+    _, children = Told().admitted(1).first_token(3).ended(5, tokens=3)
+    assert children == [("queue", 0, 1), ("decode", 1, 5)]
+    told = Told().admitted(1).chunk(1, 2, 0, PROMPT - 5).first_token(4)
+    told.preempted(5, 2).admitted(6, since=5)
+    _, children = told.ended(9, tokens=4)
+    assert children == [("queue", 0, 1), ("prefill", 1, 2), ("decode", 2, 5), ("queue", 5, 6), ("decode", 6, 9)]
+    assert told.decoded() == [2, 2]
+
+
 def test_one_that_ends_as_soon_as_it_was_computed_again_has_not_decoded_again():
     told = running().preempted(5, 2).admitted(6, since=5).chunk(6, 8, 0, PROMPT + 2)
     _, children = told.ended(9, ev.Aborted, tokens=2)

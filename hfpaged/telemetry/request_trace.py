@@ -137,6 +137,8 @@ class RequestTrace:
     def _add_decode(self, time: float, tokens: int) -> None:
         """A stay in the batch is over, if it was one that brought tokens; it has so many by now."""
         began, count = self._decode_began, tokens - self._tokens
+        if began is None and count:  # Ctrl-C came before any of its prompt was told of as computed
+            began = self._admitted
         if began is None or not self._has_token:
             return
         if count or self._has_beams:  # whose tokens count when they have ended
