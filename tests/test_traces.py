@@ -577,3 +577,17 @@ def test_a_batcher_that_is_dropped_is_dropped_here_too(traced):
     del batcher
     gc.collect()
     assert len(_otel_traces._traces) == before
+
+
+@pytest.mark.parametrize("then", ["another batcher", "the end"])
+def test_spans_of_a_batcher_that_is_dropped_with_requests_end(then):
+    with tracing() as traced:
+        batcher = batcher_of("llama", **ROOMY)
+        batcher.add_request(prompts((9,))[0], request_id="left", **GREEDY)
+        batcher.step()
+        del batcher
+        gc.collect()
+        if then == "another batcher":
+            checked(batcher_of("llama", **ROOMY))
+            assert traced.of("left").end_time is not None
+    assert traced.of("left").end_time is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import weakref
+from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -26,12 +27,21 @@ def install(tracer_provider: trace.TracerProvider | None = None) -> Callable[[],
     """Make spans with this provider, or with the global one, whenever that is set; returns what undoes it."""
     tracer = trace.get_tracer("hfpaged", importlib.metadata.version("hfpaged"), tracer_provider)
     origins = Origins()
+    # Hooks whose batchers are gone, perhaps with requests under way. Batchers are collected in the middle of anything,
+    # also of what holds the locks of span processors: the spans end later.
+    dropped: deque[BatcherTraces] = deque()
+
+    def end_dropped() -> None:
+        while dropped:
+            dropped.popleft().abandon()
 
     def hook_of(batcher: ContinuousBatcher) -> Hook:
         from hfpaged import compat
 
+        end_dropped()
         hook = BatcherTraces(tracer, origins, compat.model_name(batcher.model), batcher.pool.kv_format.title)
         _traces[batcher] = hook
+        weakref.finalize(batcher, dropped.append, hook).atexit = False
         return hook
 
     generate = GenerateTraces(tracer, origins)
@@ -42,6 +52,7 @@ def install(tracer_provider: trace.TracerProvider | None = None) -> Callable[[],
         generate.stop()
         while _traces:
             _traces.popitem()[1].abandon()
+        end_dropped()
 
     return undo
 
