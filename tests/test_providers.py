@@ -179,11 +179,13 @@ def test_one_kind_of_warning_is_said_once_and_others_are_kept(caplog):
         logging.getLogger("opentelemetry.sdk._shared_internal").warning("Queue full, dropping %s.", "Span")
         exporter.info("nothing to say")
         sdk.warning("no sampler of this name")
+        sdk.warning(f"value {number} is out of range")  # words that are others each time are kept nowhere
     undo()
     said = [(record.name, record.getMessage()) for record in caplog.records]
     assert said == [
         ("hfpaged", "telemetry is not delivered, and this is said once: no answer from 0"),
         ("hfpaged", "no sampler of this name"),
+        ("hfpaged", "value 0 is out of range"),
     ]
     exporter.warning("again")
     assert caplog.records[-1].name == exporter.name

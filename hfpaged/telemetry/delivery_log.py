@@ -21,7 +21,8 @@ class DeliveryLog(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """A warning of OpenTelemetry."""
         is_delivery = record.name.startswith(_DELIVERY)
-        kind = "delivery" if is_delivery else f"{record.name}: {record.msg}"
+        # By where it is said, as the words may hold numbers that are others each time.
+        kind = "delivery" if is_delivery else f"{record.pathname}:{record.lineno}"
         if kind in self._said:
             return
         self._said.add(kind)
