@@ -6,6 +6,7 @@ import pytest
 import tiny_models
 import torch
 from opentelemetry import trace
+from opentelemetry.sdk.trace import SpanProcessor
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace import StatusCode
 from test_batcher_tokens import alone, prompts
@@ -216,6 +217,22 @@ def test_without_an_sdk_a_call_has_no_context():
     finally:
         telemetry.uninstrument()
     assert all(span is trace.INVALID_SPAN for span in seen)
+
+
+def test_uninstrument_while_a_call_begins_leaves_its_context_as_it_was(model):
+    started = []
+
+    class Stops(SpanProcessor):
+        def on_start(self, span, parent_context=None):
+            started.append(span)
+            telemetry.uninstrument()  # as another thread might
+
+    context = tracing()
+    context.__enter__().provider.add_span_processor(Stops())
+    run(model)
+    assert trace.get_current_span() is trace.INVALID_SPAN
+    assert [span.end_time is None for span in started] == [False]
+    assert not hfpaged.generation_events.is_watched()
 
 
 def test_uninstrument_inside_of_a_call_leaves_its_context_as_it_was(model):

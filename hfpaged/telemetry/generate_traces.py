@@ -75,6 +75,8 @@ class GenerateTraces:
         if span.is_recording():
             span.set_attributes(span_attributes.of_call(call))
             self._origins.put(call.origin, span)
+        if self._is_stopped and self._take(call):  # by another thread, meanwhile: nobody would tell of its end
+            span.end()
 
     def _prefilled(self, event: GenerationPrefilled) -> None:
         trace = self._calls.get(event.call)
@@ -90,17 +92,23 @@ class GenerateTraces:
         add_span(self._tracer, names.PREFILL_SPAN, trace.context, event.began, event.time, attributes)
 
     def _end(self, event: GenerationEnded) -> None:
-        trace = self._calls.pop(event.call, None)
+        trace = self._take(event.call)
         if trace is None:
             return
-        otel.detach(trace.token)
-        if self._is_stopped and not self._calls:
-            generation_events.unwatch(self)
         try:
             if trace.span.is_recording():
                 self._say_end(trace, event)
         finally:
             trace.span.end(nanoseconds(event.time))
+
+    def _take(self, call: GenerationCall) -> _CallTrace | None:
+        """What is kept of a call, out of the context of its thread."""
+        trace = self._calls.pop(call, None)
+        if trace is not None:
+            otel.detach(trace.token)
+        if self._is_stopped and not self._calls:
+            generation_events.unwatch(self)
+        return trace
 
     def _say_end(self, trace: _CallTrace, event: GenerationEnded) -> None:
         span = trace.span
