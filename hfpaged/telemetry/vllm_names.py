@@ -1,6 +1,7 @@
 """The same numbers under the names of vLLM's metrics, so that dashboards, routers and scalers that know these go on.
 
-Names and labels as in vLLM 0.32; buckets are ours, which PromQL does not mind. What we have no number for is left out.
+Names and labels as in vLLM 0.32, with those that it has dropped and older dashboards read; buckets are ours, which
+PromQL does not mind. What we have no number for is left out.
 """
 
 from __future__ import annotations
@@ -36,10 +37,13 @@ GAUGES = (
     Single("num_requests_running", live.RUNNING, "Requests that hold blocks."),
     Single("num_requests_waiting", live.WAITING, "Requests that hold no blocks."),
     Single("kv_cache_usage_perc", ("hfpaged_kv_usage_ratio",), "Used blocks as a part of all, 0 to 1."),
+    Single("gpu_cache_usage_perc", ("hfpaged_kv_usage_ratio",), "An older name of kv_cache_usage_perc."),
 )
 COUNTERS = (
     Single("prefix_cache_queries", ("hfpaged_prefix_queried_tokens_total",), "Prompt tokens that were looked up."),
     Single("prefix_cache_hits", ("hfpaged_prefix_hit_tokens_total",), "Prompt tokens that were found."),
+    Single("gpu_prefix_cache_queries", ("hfpaged_prefix_queried_tokens_total",), "An older name."),
+    Single("gpu_prefix_cache_hits", ("hfpaged_prefix_hit_tokens_total",), "An older name."),
     Single("num_preemptions", keys.PREEMPTIONS, "Preemptions."),
     Single("prompt_tokens", keys.PROMPT_TOKENS, "Prompt tokens of admitted requests."),
     Single("prompt_tokens_cached", keys.CACHED_TOKENS, "Prompt tokens of requests that were found."),
@@ -48,6 +52,7 @@ COUNTERS = (
 HISTOGRAMS = (
     Single("time_to_first_token_seconds", keys.FIRST_TOKEN, "From arrival to the first token."),
     Single("inter_token_latency_seconds", keys.INTER_TOKEN, "Between two tokens of a request."),
+    Single("time_per_output_token_seconds", keys.INTER_TOKEN, "An older name of inter_token_latency_seconds."),
     Single("request_time_per_output_token_seconds", keys.PER_TOKEN, "Mean time of each token behind the first."),
     Single("e2e_request_latency_seconds", keys.DURATION, "From arrival to the end."),
     Single("request_queue_time_seconds", keys.QUEUE, "From arrival to the first admission."),
