@@ -87,6 +87,11 @@ class KVPool:
         return self.blocks.num_blocks
 
     @property
+    def is_sized_by_user(self) -> bool:
+        """Whether its user has named blocks or memory; else it is as large as the free memory lets it be."""
+        return self._has_own_size or self._keeps_all
+
+    @property
     def num_free(self) -> int:
         """Blocks that no sequence holds, those of cached prefixes among them."""
         self._try_reclaim()

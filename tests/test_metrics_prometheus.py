@@ -145,7 +145,7 @@ def test_two_batchers_of_one_model_are_added_up(registry, model):
     assert figures("hfpaged_requests_received_total") == 6
     assert figures("hfpaged_request_duration_seconds_count") == 5
     assert figures("hfpaged_kv_blocks") == 80
-    assert figures("hfpaged_kv_usage_ratio") == 3 / 80
+    assert figures("hfpaged_kv_usage_ratio") == 3 / 50  # of the fuller one
     assert figures("hfpaged_engine_limit", limit="max_num_seqs") == 12
     assert figures("hfpaged_engine_limit", limit="max_model_len") == 256
     assert figures("hfpaged_requests_running") == 1
@@ -189,9 +189,9 @@ def test_requests_of_a_batcher_that_is_dropped_are_aborted_ones(registry, model)
     del batcher
     gc.collect()
     figures = scraped(registry, model)
-    assert figures("hfpaged_requests_received_total") == figures("hfpaged_requests_aborted_total") == 1
+    assert figures("hfpaged_requests_received_total") == figures("hfpaged_requests_aborted_total") == 2
     assert figures("hfpaged_request_output_tokens_sum") == 1
-    assert figures("hfpaged_request_duration_seconds_count") == 1
+    assert figures("hfpaged_request_duration_seconds_count") == 2
     assert figures("hfpaged_requests_running") == figures("hfpaged_requests_waiting") == 0
     assert "hfpaged_kv_blocks" not in figures.names
     assert figures("hfpaged_prefix_queried_tokens_total") == 9
@@ -497,6 +497,10 @@ VLLM = {
     "vllm:kv_cache_usage_perc": "hfpaged_kv_usage_ratio",
     "vllm:prefix_cache_queries_total": "hfpaged_prefix_queried_tokens_total",
     "vllm:prefix_cache_hits_total": "hfpaged_prefix_hit_tokens_total",
+    "vllm:gpu_cache_usage_perc": "hfpaged_kv_usage_ratio",
+    "vllm:gpu_prefix_cache_queries_total": "hfpaged_prefix_queried_tokens_total",
+    "vllm:gpu_prefix_cache_hits_total": "hfpaged_prefix_hit_tokens_total",
+    "vllm:time_per_output_token_seconds_sum": "hfpaged_inter_token_latency_seconds_sum",
     "vllm:num_preemptions_total": "hfpaged_preemptions_total",
     "vllm:prompt_tokens_total": "hfpaged_prompt_tokens_total",
     "vllm:generation_tokens_total": "hfpaged_generated_tokens_total",

@@ -55,8 +55,8 @@ def capacity(reading: Reading) -> float:
 
 
 def use_now(reading: Reading) -> float:
-    """Blocks that sequences hold, as a part of all."""
-    return _ratio(blocks(reading, "used"), blocks(reading))
+    """Blocks that sequences hold, and what takes the memory of others (reserved), as a part of all."""
+    return _ratio(blocks(reading, "used", "reserved"), blocks(reading))
 
 
 def use(reading: Reading) -> float:

@@ -24,7 +24,11 @@ class Metric(NamedTuple):
 
 METRICS = (
     # The pools, read when somebody asks.
-    Metric("hfpaged_kv_usage_ratio", "gauge", "Blocks that sequences hold, as a part of all blocks of the pool."),
+    Metric(
+        "hfpaged_kv_usage_ratio",
+        "gauge",
+        "Blocks that sequences hold (used, reserved) as a part of all blocks of the pool, of the fullest one.",
+    ),
     Metric(
         "hfpaged_kv_blocks",
         "gauge",

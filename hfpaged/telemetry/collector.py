@@ -35,7 +35,7 @@ def read_one(batcher: ContinuousBatcher) -> Readings:
     readings, name, pool = Readings(), batcher.tally.model_name, batcher.pool
     read_tally(readings, name, batcher.tally)
     read_batcher(readings, batcher)
-    read_pools(readings, [pool])
+    read_pools(readings, [pool], name)
     read_pool_counts(readings, {name: pool.counts})
-    read_devices(readings, [pool])
+    read_devices(readings, [pool], name)
     return readings

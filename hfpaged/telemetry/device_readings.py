@@ -15,23 +15,25 @@ if TYPE_CHECKING:
     from hfpaged.kv_pool import KVPool
 
 
-def read_devices(readings: Readings, pools: Iterable[KVPool]) -> None:
-    """The weights of the models of `pools`, and the memory of the devices that these or the pools lie on."""
+def read_devices(readings: Readings, pools: Iterable[KVPool], name: str | None = None) -> None:
+    """The weights of the models of `pools`, and the memory of the devices that these or the pools lie on, all under
+    `name` if there is one.
+    """
     devices: dict[str, dict[torch.device, None]] = {}
     models: dict[str, dict[Any, None]] = {}
     for pool in pools:
-        name = pool.counts.model_name
-        models.setdefault(name, {}).update(dict.fromkeys(pool.user_models()))
-        devices.setdefault(name, {}).update(dict.fromkeys(pool.storage.devices))
-    for name, users in models.items():
+        owner = pool.counts.model_name if name is None else name
+        models.setdefault(owner, {}).update(dict.fromkeys(pool.user_models()))
+        devices.setdefault(owner, {}).update(dict.fromkeys(pool.storage.devices))
+    for owner, users in models.items():
         sizes: Counter[torch.device] = Counter()
         for model in users:
             sizes += _weights(model)
         for device, size in sizes.items():
-            readings.count(name, "hfpaged_model_weights_bytes", size, str(device))
-        for device in sizes | devices[name]:
+            readings.count(owner, "hfpaged_model_weights_bytes", size, str(device))
+        for device in sizes | devices[owner]:
             for kind, size in memory_of(device).items():
-                readings.most(name, "hfpaged_device_memory_bytes", size, str(device), kind)
+                readings.most(owner, "hfpaged_device_memory_bytes", size, str(device), kind)
 
 
 def _weights(model: Any) -> Counter[torch.device]:

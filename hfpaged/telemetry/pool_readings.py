@@ -15,17 +15,16 @@ if TYPE_CHECKING:
     from hfpaged.kv_pool import KVPool
     from hfpaged.layer_groups import LayerGroup
 
-# Blocks of all states and slots of all used blocks: what the ratios are parts of.
-_ALL_BLOCKS = ("blocks",)
+# Slots of all used blocks: what the unfilled ones are a part of.
 _USED_SLOTS = ("used slots",)
 
 
-def read_pools(readings: Readings, pools: Iterable[KVPool]) -> None:
-    """Those that are there now."""
+def read_pools(readings: Readings, pools: Iterable[KVPool], name: str | None = None) -> None:
+    """Those that are there now, each under the name of the model that used it first, or all under `name`."""
     for pool in pools:
-        _read_pool(readings, pool)
+        _read_pool(readings, pool, pool.counts.model_name if name is None else name)
     for sums in readings.models.values():
-        _add_ratios(sums)
+        _add_unfilled_ratio(sums)
 
 
 def read_pool_counts(readings: Readings, counts: Mapping[str, PoolCounts]) -> None:
@@ -40,11 +39,12 @@ def read_pool_counts(readings: Readings, counts: Mapping[str, PoolCounts]) -> No
             readings.count(name, "hfpaged_dense_fallbacks_total", calls, label(reason))
 
 
-def _read_pool(readings: Readings, pool: KVPool) -> None:
+def _read_pool(readings: Readings, pool: KVPool, name: str) -> None:
     from hfpaged.pool_contents import read_pool
 
-    name, now, sums = pool.counts.model_name, read_pool(pool), readings.of(pool.counts.model_name)
-    for state, blocks in _by_state(now.blocks).items():
+    now, sums = read_pool(pool), readings.of(name)
+    states = _by_state(now.blocks)
+    for state, blocks in states.items():
         sums.count(("hfpaged_kv_blocks", state), blocks)
     sums.count(("hfpaged_kv_shared_blocks",), now.blocks.shared)
     for group in now.groups:
@@ -59,9 +59,13 @@ def _read_pool(readings: Readings, pool: KVPool) -> None:
         sums.count(("hfpaged_kv_bytes", kind), size)
     sums.count(("hfpaged_kv_tokens",), now.tokens // max(len(now.groups), 1))
     sums.count(("hfpaged_kv_unfilled_slots",), max(now.unfilled_slots, 0))
-    sums.count(_ALL_BLOCKS, total)
+    # Of several pools the fullest one counts: another that is empty is no help to those who wait for blocks.
+    held = states["used"] + states["reserved"]
+    readings.most(name, "hfpaged_kv_usage_ratio", held / total if total else 0.0)
     sums.count(_USED_SLOTS, used * now.block_size)
-    info = (pool.kv_format.title, str(now.block_size), str(total), str(len(now.groups)))
+    # Free memory differs from pool to pool, and each number would be one more series.
+    size = str(total) if pool.is_sized_by_user else "by free memory"
+    info = (pool.kv_format.title, str(now.block_size), size, str(len(now.groups)))
     readings.most(name, "hfpaged_kv_pool_info", 1, *info)
 
 
@@ -77,10 +81,8 @@ def _by_state(blocks: PoolStats) -> dict[str, int]:
     return {"used": blocks.used, "cached": blocks.cached, "free": rest - reserved, "reserved": reserved}
 
 
-def _add_ratios(sums: Sums) -> None:
+def _add_unfilled_ratio(sums: Sums) -> None:
     numbers = sums.numbers
-    if _ALL_BLOCKS in numbers:
-        total, slots = numbers[_ALL_BLOCKS], numbers[_USED_SLOTS]
-        unfilled = numbers["hfpaged_kv_unfilled_slots",]
-        numbers["hfpaged_kv_usage_ratio",] = numbers["hfpaged_kv_blocks", "used"] / total if total else 0.0
+    if _USED_SLOTS in numbers:
+        slots, unfilled = numbers[_USED_SLOTS], numbers["hfpaged_kv_unfilled_slots",]
         numbers["hfpaged_kv_unfilled_ratio",] = unfilled / slots if slots else 0.0
