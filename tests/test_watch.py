@@ -637,5 +637,12 @@ def test_nothing_and_no_time_are_refused(cache):
     with pytest.raises(InvalidConfigError, match="was given nothing"):
         hfpaged.watch()
     for interval in (0, -1, float("nan")):
-        with pytest.raises(InvalidConfigError, match="use more than 0"):
+        with pytest.raises(InvalidConfigError, match="use a number above 0"):
             hfpaged.watch(cache, interval=interval)
+
+
+@pytest.mark.parametrize("interval", [0, -1.0, float("nan"), float("inf"), 1e300, "often", None])
+def test_an_interval_that_no_clock_can_wait_is_refused_at_once(interval):
+    cache = PagedCache(tiny_models.shared("llama"), num_blocks=9)
+    with pytest.raises(InvalidConfigError, match="a watch looks every so many seconds"):
+        hfpaged.watch(cache, interval=interval)

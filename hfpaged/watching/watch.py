@@ -136,8 +136,10 @@ def watch(
     """
     if not watched:
         raise InvalidConfigError("watch() was given nothing; give a PagedCache, a ContinuousBatcher or a KVPool")
-    if not interval > 0:
-        raise InvalidConfigError(f"interval={interval}: a watch looks every so many seconds; use more than 0, 0.5 say")
+    if not (isinstance(interval, (int, float)) and 0 < interval <= threading.TIMEOUT_MAX):  # inf ended its thread
+        raise InvalidConfigError(
+            f"interval={interval!r}: a watch looks every so many seconds; use a number above 0, 0.5 say"
+        )
     return make_watch([source_of(each) for each in watched], interval, console, time.monotonic).start()
 
 
