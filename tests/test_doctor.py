@@ -19,7 +19,7 @@ from prometheus_client.openmetrics.exposition import generate_latest as generate
 from prometheus_client.parser import text_string_to_metric_families
 
 from hfpaged import doctor
-from hfpaged.doctor import Diagnosis, Finding, derived, diagnose, histogram
+from hfpaged.doctor import Diagnosis, Finding, derived, diagnose, histogram, rules
 from hfpaged.doctor.examination import examine
 from hfpaged.doctor.exposition import PREFIX, parse
 from hfpaged.doctor.reading import Lacks, Reading
@@ -225,27 +225,24 @@ def test_a_note_is_no_finding_but_is_told():
     assert "NOTE: The pool is not full because there are few requests" in str(diagnosis)
 
 
-def test_calls_of_generate_alone_are_judged_as_far_as_they_can_be():
+def without_batchers(**figures):
+    """What a process tells that only calls generate()."""
     names = (
-        "requests",
-        "request",
-        "step",
-        "wait",
-        "computed",
-        "generated",
-        "engine",
-        "last_step",
-        "stalled",
-        "preempt",
+        "requests", "request", "step", "wait", "computed", "generated", "engine", "last_step", "stalled", "preempt",
         "sequence",
-    )
+    )  # fmt: skip
     none = {name: None for name in HEALTHY if name.removeprefix("hfpaged_").startswith(names)}
+    calls = {"generate_calls_total": {"finished": 40}, "generate_tokens_total": {"prompt": 500, "output": 5000}}
+    return exposition(changed=none | calls | figures)
+
+
+def test_calls_of_generate_alone_are_judged_as_far_as_they_can_be():
     figures = {
         "generate_calls_total": {"finished": 40},
         "generate_tokens_total": {"prompt": 5000, "cached": 500, "output": 900},
         "prefix_queried_tokens_total": 5000, "prefix_hit_tokens_total": 500,
     }  # fmt: skip
-    diagnosis = diagnose(exposition(changed=none, **figures))
+    diagnosis = diagnose(without_batchers(**figures))
     assert [finding.rule for finding in diagnosis] == ["low-hit-rate"]
     assert "500 of 5,000 prompt tokens were found (10 %), and 83 % of all computed tokens" in diagnosis[0].evidence
     assert "40 calls of generate() ended since it began" in str(diagnosis)
@@ -253,8 +250,8 @@ def test_calls_of_generate_alone_are_judged_as_far_as_they_can_be():
     assert diagnosis.not_judged["pool-nearly-full"] == "hfpaged_step_sequences"
     assert "failing" not in diagnosis.not_judged
     assert str(diagnosis).splitlines()[-1] == (
-        "not judged: 14 rules, as hfpaged_requests_running, hfpaged_step_duration_seconds, "
-        "hfpaged_requests_rejected_total and 8 more metrics they need are not there"
+        "not judged: 13 rules, as hfpaged_requests_running, hfpaged_requests_rejected_total, "
+        "hfpaged_request_duration_seconds and 8 more metrics they need are not there"
     )
 
 
@@ -402,3 +399,38 @@ def test_figures_that_no_process_of_ours_tells_are_no_crash_and_their_json_is_js
     assert str(diagnosis)
     json.dumps(as_json("here", None, [diagnosis], 0), allow_nan=False)
     assert "block-size" in diagnosis.not_judged
+
+
+def test_failed_calls_of_generate_are_not_told_of_what_batchers_have():
+    (finding,) = diagnose(without_batchers(generate_calls_total={"finished": 40, "error": 3}))
+    assert (finding.rule, finding.severity) == ("failing", "problem")
+    assert "see what 3 calls of generate() raised" in finding.remedy
+    assert not re.search(r"output\.error|max_num", finding.remedy)
+    (both,) = diagnose(exposition(generate_calls_total={"error": 3}, requests_finished_total={"error": 30}))
+    assert "output.error" in both.remedy
+    assert "generate() raised" in both.remedy
+
+
+@pytest.mark.parametrize("calls", [0, 40])
+def test_memory_is_judged_without_a_batcher(calls):
+    full = {("cuda:0", "peak"): 22.8 * 2**30, ("cuda:0", "allocated"): 20.5 * 2**30, ("cuda:0", "reserved"): 21 * 2**30,
+            ("cuda:0", "free"): 2.5 * 2**30}  # fmt: skip
+    found = diagnose(without_batchers(generate_calls_total={"finished": calls}, device_memory_bytes=full))
+    assert found[0].rule == "memory-at-peak"
+    assert "a smaller batch or shorter prompts in a call of generate()" in found[0].remedy
+    heavy = diagnose(
+        without_batchers(generate_calls_total={"finished": calls}, model_weights_bytes={"cuda:0": 21 * 2**30})
+    )
+    assert [finding.rule for finding in heavy] == ([] if calls else ["weights-and-pool"])
+
+
+def test_what_remedies_name_is_there():
+    import hfpaged
+
+    words = " ".join(path.read_text() for path in Path(rules.__file__).parent.glob("*.py"))
+    owners = {
+        "pool": hfpaged.KVPool, "cache": hfpaged.PagedCache, "batcher": hfpaged.ContinuousBatcher,
+    }  # fmt: skip
+    named = re.findall(r"\b(pool|cache|batcher)\.([a-z_]+)\b(?!\.py)", words.replace("doctor.rules.pool", ""))
+    assert ("cache", "explain_last") in named
+    assert not [(owner, name) for owner, name in named if not hasattr(owners[owner], name) and name != "import"]

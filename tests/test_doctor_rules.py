@@ -172,7 +172,7 @@ TRIGGERS = {
         Case(missed(other_key=600, differs=400), ("another salt, adapter or model",), "advice"),
         Case(missed(0, never_seen=1000), ("none before", "put that last"), "advice"),
         Case(missed(left_window=600, differs=400), ("windows", "pin_prefix"), "advice"),
-        Case(missed(declined=600, differs=400), ("none is looked up", "cache.explain() says why"), "advice"),
+        Case(missed(declined=600, differs=400), ("none is looked up", "cache.explain_last() says why"), "advice"),
         Case(missed(brand_new=600, differs=400), ("ended by brand_new",), "advice"),
         Case(missed(**{"below block size": 600}), ("block_size=16 -> 8",)),  # as reports write it
     ],

@@ -38,6 +38,11 @@ def num_steps(reading: Reading) -> float:
     return reading.histogram("hfpaged_step_duration_seconds").count
 
 
+def has_worked(reading: Reading) -> bool:
+    """Whether a step or a call of generate() has come to its end."""
+    return calls(reading) > 0 or ("hfpaged_step_duration_seconds" in reading.known and num_steps(reading) > 0)
+
+
 def tokens_per_second(reading: Reading) -> float:
     """Sampled tokens per second of work, so that a night without requests does not count."""
     return _ratio(reading.total("hfpaged_generated_tokens_total"), busy_seconds(reading))

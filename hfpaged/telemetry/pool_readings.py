@@ -64,8 +64,8 @@ def _read_pool(readings: Readings, pool: KVPool, name: str) -> None:
     readings.most(name, "hfpaged_kv_usage_ratio", held / total if total else 0.0)
     sums.count(_USED_SLOTS, used * now.block_size)
     # Free memory differs from pool to pool, and each number would be one more series.
-    size = str(total) if pool.is_sized_by_user else "by free memory"
-    info = (pool.kv_format.title, str(now.block_size), size, str(len(now.groups)))
+    num_blocks = str(total) if pool.is_sized_by_user else "by free memory"
+    info = (pool.kv_format.title, str(now.block_size), num_blocks, str(len(now.groups)))
     readings.most(name, "hfpaged_kv_pool_info", 1, *info)
 
 

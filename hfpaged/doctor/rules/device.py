@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from hfpaged.config import format_bytes
-from hfpaged.doctor.derived import capacity, limit, num_steps
+from hfpaged.doctor.derived import capacity, has_worked, limit
 from hfpaged.doctor.findings import Finding
 from hfpaged.doctor.reading import Reading
 from hfpaged.doctor.words import percent, round_down
@@ -90,13 +90,20 @@ def _smaller(reading: Reading, device: Device) -> str:
     excess = (device.at_peak - ROOMY) * device.total
     pool = capacity(reading)
     ways = [f"a pool of {format_bytes(pool)} -> {format_bytes(pool - excess)} (memory=)"] if pool > excess else []
-    budget = limit(reading, "max_num_batched_tokens")
     left = 1 - excess / device.activations if device.activations else 0.0
     if left >= LEAST_BUDGET:
-        ways.insert(0, f"max_num_batched_tokens {budget} -> {round_down(budget * left)}")
+        ways.insert(0, _smaller_step(reading, left))
     if device.others > excess:
         ways.append(f"stop what else holds memory of {device.name}")
     return f"free {format_bytes(excess)}: {', or '.join(ways) or 'use a larger device or smaller weights'}"
+
+
+def _smaller_step(reading: Reading, left: float) -> str:
+    """With so much `left` of its activations. Without an engine it is that of a call of generate()."""
+    if not reading.get("hfpaged_engine_limit"):
+        return "a smaller batch or shorter prompts in a call of generate()"
+    budget = limit(reading, "max_num_batched_tokens")
+    return f"max_num_batched_tokens {budget} -> {round_down(budget * left)}"
 
 
 def _host_full(device: Device) -> Finding:
@@ -111,7 +118,7 @@ def weights_and_pool(reading: Reading) -> Finding | None:
     found = devices(reading)
     total = sum(device.total for device in found)
     weights, pool = reading.total("hfpaged_model_weights_bytes"), capacity(reading)
-    is_measured = bool(num_steps(reading)) and all(device.peak is not None for device in found)
+    is_measured = has_worked(reading) and all(device.peak is not None for device in found)
     if not total or is_measured or (weights + pool) / total < STATIC_FULL:
         return None
     evidence = (

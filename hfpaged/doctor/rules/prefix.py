@@ -118,8 +118,8 @@ def _left_window(reading: Reading) -> str:
 
 def _declined(reading: Reading) -> str:
     return (
-        "no lookup was made for them: cache.explain() says why (prefix_sharing=False, pictures, embeddings as input, "
-        "prompts whose log probabilities are wanted)"
+        "no lookup was made for them: cache.explain_last() says why (prefix_sharing=False, pictures, embeddings as "
+        "input, prompts whose log probabilities are wanted)"
     )
 
 

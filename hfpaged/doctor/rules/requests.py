@@ -30,7 +30,7 @@ REMEDIES = {
 
 def failing(reading: Reading) -> Finding | None:
     """Requests and calls of generate() that ended in an error."""
-    errors = reading.get("hfpaged_generate_calls_total", outcome="error") or 0.0
+    errors = raised = reading.get("hfpaged_generate_calls_total", outcome="error") or 0.0
     total = calls(reading)
     if not total or reading.get("hfpaged_requests_received_total"):  # there are batchers too
         errors += reading.total("hfpaged_requests_finished_total", finish_reason="error")
@@ -39,12 +39,19 @@ def failing(reading: Reading) -> Finding | None:
         return None
     share = errors / max(total, errors)
     evidence = f"{plural(errors, 'request')} of {number(total)} ended with an error: {percent(share)}"
-    remedy = (
-        "see output.error of such a request, error.type of its span or the log: a request fails alone, of a processor "
-        "of its own or of logits that are no numbers; out of memory fails all that run, so lower "
-        "max_num_batched_tokens then"
-    )
-    return Finding("problem" if share >= FAILING else "advice", "Requests fail", evidence, remedy)
+    remedies = []
+    if errors > raised:
+        remedies.append(
+            "see output.error of such a request, error.type of its span or the log: a request fails alone, of a "
+            "processor of its own or of logits that are no numbers; out of memory fails all that run, so lower "
+            "max_num_batched_tokens then"
+        )
+    if raised:
+        remedies.append(
+            f"see what {plural(raised, 'call')} of generate() raised, or error.type of the spans; where memory or "
+            "blocks run out, a smaller batch, or another size of the pool (memory= or num_blocks= of PagedCache)"
+        )
+    return Finding("problem" if share >= FAILING else "advice", "Requests fail", evidence, "; ".join(remedies))
 
 
 def rejected(reading: Reading) -> Finding | None:
