@@ -370,16 +370,22 @@ def test_a_forward_that_fails_is_an_error_of_its_requests(traced, stub):
     assert [child for child, _ in traced.shape(span)] == ["queue", "prefill"]
 
 
-def test_an_error_of_ours_is_named_with_its_module(traced, batcher):
+@pytest.mark.parametrize("captures", [False, True])
+def test_an_error_of_ours_is_named_with_its_module_and_what_a_callback_said_is_content(
+    traced, batcher, monkeypatch, captures
+):
+    monkeypatch.setenv("OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT", str(captures))
+
     def broken(ids, scores):
         if ids.shape[1] > 12:
-            raise ValueError("no")
+            raise ValueError("the prompt was secret")
         return scores
 
     (output,) = batcher.generate(prompts((9,)), **GREEDY, logits_processor=[broken])
     assert isinstance(output.error, CallbackError)
     (span,) = traced.requests
     assert span.attributes["error.type"] == "hfpaged.errors.CallbackError"
+    assert ("secret" in span.to_json()) is captures
     assert [child for child, _ in traced.shape(span)] == ["queue", "prefill", "decode"]
 
 

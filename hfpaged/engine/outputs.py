@@ -67,7 +67,7 @@ class RequestMetrics(NamedTuple):
     Memory is what the blocks in its tables take in all layers. `byte_seconds` is that integrated over time, what the
     request cost: of a block with several holders each bears an equal part. `waits` are seconds by cause: "blocks" (not
     enough free ones), "seats" (max_num_seqs), "budget" (max_num_batched_tokens), "prefix" (another request is computing
-    what it needs), "turn" (for the next step, behind those before it).
+    what it needs), "turn" (for the next step, behind those before it); of several samples that wait at once, of each.
     """
 
     arrival_time: float

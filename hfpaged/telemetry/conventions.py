@@ -9,7 +9,6 @@ from __future__ import annotations
 PROVIDER = "hfpaged"  # the well-known providers have none for a model in one's own process
 
 # Operations.
-CHAT = "chat"
 TEXT_COMPLETION = "text_completion"
 
 # Attributes of the conventions.

@@ -8,9 +8,10 @@ from collections.abc import Iterable
 from opentelemetry.context import Context
 from opentelemetry.trace import Span, SpanContext, StatusCode, Tracer
 
+from hfpaged.errors import CallbackError
 from hfpaged.prefix_block import Origin
 from hfpaged.telemetry import conventions as names
-from hfpaged.telemetry.span_attributes import Attributes
+from hfpaged.telemetry.span_attributes import Attributes, captures_content
 
 
 def nanoseconds(time: float) -> int:
@@ -27,7 +28,10 @@ def add_span(
 
 
 def set_error(span: Span, error: BaseException, time: float, *, with_words: bool = True) -> None:
-    """The span failed; not `with_words`: of the error only its kind is told."""
+    """The span failed; not `with_words`: of the error only its kind is told. What a request's own function raised may
+    quote a prompt, so its words stay out too, unless content is asked for.
+    """
+    with_words = with_words and (not isinstance(error, CallbackError) or captures_content())
     kind = names.error_type(error)
     span.set_attribute(names.ERROR_TYPE, kind)
     span.set_status(StatusCode.ERROR, str(error) if with_words else kind)
