@@ -54,6 +54,15 @@ def check_num_blocks(num_blocks: int, minimum: int) -> int:
     return num_blocks
 
 
+def check_size(memory: int | str | None, num_blocks: int | None, num_groups: int) -> int:
+    """Blocks of a pool, 0 where its memory decides. Raises InvalidConfigError for both, and for too few."""
+    if memory is not None and num_blocks is not None:
+        raise InvalidConfigError(
+            f"memory={memory!r} and num_blocks={num_blocks} both say how large the pool is; give one"
+        )
+    return 0 if num_blocks is None else check_num_blocks(num_blocks, num_groups)
+
+
 def check_count(name: str, count: int, minimum: int) -> int:
     """A whole number of at least `minimum`. Raises InvalidConfigError."""
     if not isinstance(count, int) or isinstance(count, bool) or count < minimum:

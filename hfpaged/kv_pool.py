@@ -14,9 +14,8 @@ from hfpaged import live_pools
 from hfpaged.block_manager import BlockManager
 from hfpaged.block_pool import BlockPool
 from hfpaged.cache_stats import CacheStats
-from hfpaged.config import check_block_size, check_num_blocks, parse_bytes
+from hfpaged.config import check_block_size, check_size, parse_bytes
 from hfpaged.content import one_prompt
-from hfpaged.errors import InvalidConfigError
 from hfpaged.explain import Decoder, explain_prompt
 from hfpaged.kv_format import KVFormat, check_layers
 from hfpaged.kv_storage import KVStorage, LayerStore, PartScales
@@ -53,10 +52,7 @@ class KVPool:
         scales: Mapping[int, PartScales] | None = None,
     ) -> None:
         check_layers(kv_format, (layer for group in groups for layer in group.layers))
-        if memory is not None and num_blocks is not None:
-            raise InvalidConfigError(
-                f"memory={memory!r} and num_blocks={num_blocks} both say how large the pool is; give one"
-            )
+        size = check_size(memory, num_blocks, len(groups))
         self.groups = groups
         self.block_size = check_block_size(block_size)
         self.kv_format = kv_format
@@ -69,7 +65,6 @@ class KVPool:
         self._keeps_all = True  # cached prefixes may fill the pool, which its user has sized
         self.layer_stores: dict[int, list[LayerStore]] = {}  # by layer, one for each kind of key
         self.models: weakref.WeakSet[Any] = weakref.WeakSet()  # those whose caches use it
-        size = check_num_blocks(num_blocks, len(groups)) if num_blocks is not None else 0
         self.blocks = BlockPool(size)
         if self.residuals is not None:
             self.blocks.on_free = self.residuals.close
