@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from hfpaged.telemetry import instrumenting
+
 EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("*.py"))
 
 
@@ -16,4 +18,6 @@ def test_the_example_runs_and_prints_its_pool(path, demo, capsys, tmp_path, monk
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # transformers' new name of past_key_values
         runpy.run_path(str(path))
+    if instrumenting.is_instrumented():  # a script ends with its process
+        instrumenting.uninstrument()
     assert "blocks" in capsys.readouterr().out

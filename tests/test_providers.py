@@ -17,14 +17,14 @@ from hfpaged.telemetry import delivery_log, instrumenting, providers
 
 
 @pytest.fixture(autouse=True)
-def environment(monkeypatch):
-    """Without any OTEL_* variable; what a test sets is taken back."""
-    for name in [name for name in os.environ if name.startswith("OTEL_")]:
-        monkeypatch.delenv(name)
+def environment():
+    """Without any OTEL_* variable. All is as it was afterwards, also what our own code has set meanwhile."""
     before = dict(os.environ)
-    yield
-    for name in set(os.environ) - set(before):
+    for name in [name for name in os.environ if name.startswith("OTEL_")]:
         del os.environ[name]
+    yield
+    os.environ.clear()
+    os.environ.update(before)
 
 
 ASKED = [

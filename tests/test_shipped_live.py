@@ -112,8 +112,8 @@ def scraped_series(metrics_url):
 
 def test_what_the_dashboard_and_the_alerts_ask_for_is_scraped(prometheus, metrics_url, batcher):
     work(batcher)
-    (target,) = prometheus.targets()
-    assert (target["health"], target["labels"]["instance"]) == ("up", metrics_url)
+    until(lambda: [target["health"] for target in prometheus.targets()] == ["up"])
+    assert [target["labels"]["instance"] for target in prometheus.targets()] == [metrics_url]
     series = scraped_series(metrics_url)
     expressions = [expression for _, _, expression in shipped.queries()] + [rule["expr"] for rule in shipped.rules()]
     asked = {shipped.name_of(found) for expression in expressions for found in shipped.selectors(expression)}
@@ -129,9 +129,9 @@ def test_every_query_of_the_dashboard_is_answered(prometheus, metrics_url, batch
     work(batcher)
     until(lambda: prometheus.query(f"rate({calls}[30s]) > 0"))
     for series in HAPPENED:
-        assert prometheus.query(f"{series} > 0"), series
+        until(lambda series=series: prometheus.query(f"{series} > 0"), series)
     for title, _, expression in shipped.queries(__rate_interval="1m", model_name=MODEL, instance=metrics_url):
-        assert prometheus.query(expression), f"{title}: {expression} finds nothing"
+        until(lambda asked=expression: prometheus.query(asked), f"{title}: {expression} finds something")
 
 
 def drawn(prometheus, *titles):
@@ -162,8 +162,8 @@ def test_the_alert_for_a_full_pool_fires_and_ends(prometheus, metrics_url, batch
     assert "now 95% (requests waiting: 2)" in notes["description"]
     assert notes["description"].endswith(f"hfpaged doctor http://{metrics_url}/metrics")
     assert float(alert["value"]) == pytest.approx(0.95)
-    assert drawn(prometheus, "KV usage", "Running", "Waiting") == [pytest.approx(0.95), 1, 2]
-    assert sorted(drawn(prometheus, "Blocks by state")) == [0, 0, 1, 19]
+    until(lambda: drawn(prometheus, "KV usage", "Running", "Waiting") == [pytest.approx(0.95), 1, 2])
+    until(lambda: sorted(drawn(prometheus, "Blocks by state")) == [0, 0, 1, 19])
     assert "The KV pool is full" in diagnosed(notes["description"], capsys)
     for name in names:
         batcher.abort(name)

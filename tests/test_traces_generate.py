@@ -205,7 +205,9 @@ def test_a_sampled_out_call_passes_that_on():
     assert trace.get_current_span() is trace.INVALID_SPAN
 
 
-def test_without_an_sdk_a_call_has_no_context():
+def test_without_an_sdk_a_call_has_no_context(monkeypatch):
+    monkeypatch.setattr(trace, "_TRACER_PROVIDER", None)  # whatever other tests have left there
+
     def look(ids, scores):
         seen.append(trace.get_current_span())
         return scores
