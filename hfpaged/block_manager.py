@@ -57,17 +57,6 @@ class BlockManager:
         """All that have been created and not freed, in no order."""
         return list(self._sequences)
 
-    @property
-    def tokens_by_group(self) -> list[int]:
-        """Tokens that lie in blocks of each layer group, those of shared blocks once."""
-        filled: list[dict[int, int]] = [{} for _ in range(self._num_groups)]
-        for sequence in self._sequences:
-            for table, blocks in zip(sequence.tables, filled, strict=True):
-                for index, block in enumerate(table.blocks, table.first):
-                    tokens = min(table.length - index * self.block_size, self.block_size)
-                    blocks[block] = max(blocks.get(block, 0), tokens)
-        return [sum(blocks.values()) for blocks in filled]
-
     def copy_tables(self) -> list[list[TableCopy]]:
         """All tables, by layer group."""
         rows = [sequence.tables for sequence in self._sequences]
@@ -75,11 +64,6 @@ class BlockManager:
             [TableCopy(table.blocks[:], table.first, table.length) for table in tables]
             for tables in (zip(*rows, strict=True) if rows else [()] * self._num_groups)
         ]
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens that lie in the pool, those of shared blocks once, averaged over the layer groups."""
-        return sum(self.tokens_by_group) // max(self._num_groups, 1)
 
     def create(self, rules: Many[StreamRule | None] | None = None) -> Sequence:
         """An empty sequence; it holds no block yet. `rules` by layer group, for one that forgets."""
