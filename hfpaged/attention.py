@@ -20,7 +20,8 @@ from hfpaged.step import Step
 
 logger = logging.getLogger("hfpaged")
 
-# How often the dense path ran for keys that lie in a pool, by reason. Read by those who report it.
+# How often the dense path ran for keys that lie in a pool, by reason: what has been said once. Pools keep counts of
+# their own, which metrics read: of a process and of a model are two questions.
 dense_calls: dict[str, int] = {}
 
 
