@@ -17,6 +17,7 @@ import tiny_models
 import torch
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from plain_count import tokens_by_group
 from stub_batcher import StubBatcher
 from test_batcher_tokens import batcher_of, checked
 
@@ -57,7 +58,7 @@ def check(memory, pool):
     assert (states["shared"], states["cached"]) == (stats.blocks_shared, stats.blocks_cached)
     assert states["unused"] == stats.blocks_total - blocks.high_water
     filled = sum(memory.filled[block] for block in held)
-    assert filled == sum(pool.manager.tokens_by_group)
+    assert filled == sum(tokens_by_group(pool.manager))
     assert all(memory.filled[block] == pool.block_size for block in memory.cached)
     names = [sequence.name for sequence in memory.sequences]
     assert len(names) == len(set(names))

@@ -7,6 +7,7 @@ import random
 import threading
 
 import pytest
+from plain_count import tokens_by_group
 from stub_batcher import StubBatcher
 
 from hfpaged import KVPool, OutOfBlocksError, live_pools
@@ -82,17 +83,6 @@ class Doing:
     def hold(self, chosen):
         copies = [[BlockCopy(block, 0) for block in table.blocks] for table in chosen.tables]
         self.holders.append(self.manager.hold(copies))
-
-
-def tokens_by_group(manager):
-    """Tokens that lie in blocks of each layer group, those of shared blocks once, counted one by one."""
-    filled = [{} for _ in manager.copy_tables()]
-    for sequence in manager.sequences:
-        for table, blocks in zip(sequence.tables, filled, strict=True):
-            for index, block in enumerate(table.blocks, table.first):
-                tokens = min(table.length - index * manager.block_size, manager.block_size)
-                blocks[block] = max(blocks.get(block, 0), tokens)
-    return [sum(blocks.values()) for blocks in filled]
 
 
 @pytest.mark.parametrize("seed", range(6))
