@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         OutOfBlocksError,
         PackedForwardError,
         PrefixFileError,
+        QueueFullError,
         RequestTooLongError,
         StreamingError,
         StreamPassedError,
@@ -72,14 +73,15 @@ _HOMES = {
         "NestedStepError",
         "OutOfBlocksError",
         "PrefixFileError",
+        "QueueFullError",
         "StreamPassedError",
         "StreamingError",
         "UnsupportedModelError",
         "WindowPassedError",
     ),
 }
-# `import hfpaged; hfpaged.telemetry.instrument()` needs no import of its own.
-_SUBPACKAGES = ("telemetry",)
+# `import hfpaged; hfpaged.telemetry.instrument()` needs no import of its own, nor does `hfpaged.serve.run(model)`.
+_SUBPACKAGES = ("serve", "telemetry")
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
@@ -103,6 +105,7 @@ __all__ = [
     "PagedCache",
     "PrefixFileError",
     "PrefixReport",
+    "QueueFullError",
     "RequestMetrics",
     "RequestOutput",
     "RequestTooLongError",

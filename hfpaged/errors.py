@@ -23,6 +23,16 @@ class OutOfBlocksError(HfpagedError):
         self.needed, self.free, self.total = needed, free, total
 
 
+class QueueFullError(HfpagedError):
+    """As many requests as may wait are waiting; this one was not added."""
+
+    def __init__(self, in_flight: int, max_num_seqs: int, max_queued: int) -> None:
+        super().__init__(
+            f"{in_flight} requests are in flight, and {max_num_seqs} may run (max_num_seqs) and {max_queued} wait "
+            "(max_num_queued_requests); try again when some have ended, or raise one of the two"
+        )
+
+
 class CacheMismatchError(HfpagedError, ValueError):
     """Keys and values that do not belong to this cache: other shapes, another batch size, a broken order."""
 

@@ -39,10 +39,7 @@ logger = logging.getLogger("hfpaged")
 
 @dataclass(frozen=True)
 class EngineSpec:
-    """The arguments of ContinuousBatcher, checked.
-
-    Raises InvalidConfigError.
-    """
+    """The arguments of ContinuousBatcher, checked. Raises InvalidConfigError."""
 
     memory: float | int | str | None
     num_blocks: int | None
@@ -59,6 +56,7 @@ class EngineSpec:
     prefix_sharing: bool
     prepack: bool | None
     cuda_graphs: bool | None
+    max_num_queued_requests: int | None
 
     def __post_init__(self) -> None:
         if self.max_num_seqs < 1 or self.max_num_batched_tokens < self.max_num_seqs:

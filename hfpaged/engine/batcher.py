@@ -46,7 +46,7 @@ class ContinuousBatcher:
         memory: what the pool may take: a share of the device (0.85), bytes, or a text such as "2GiB".
         num_blocks, block_size: instead, blocks and the tokens in each.
         kv_dtype, kv_scales: how keys and values are stored, see PagedCache.
-        max_num_seqs: the most sequences at once.
+        max_num_seqs, max_num_queued_requests: the most sequences at once, and requests beyond those (None: any number).
         max_num_batched_tokens: the most tokens in one step.
         max_model_len: the longest prompt with what is generated; default: what the model's config says.
         policy: "fcfs", or "priority": a smaller `priority` of a request goes first.
@@ -55,10 +55,9 @@ class ContinuousBatcher:
         max_step_stretch: while sequences stream, a step with prompt tokens takes at most about so many times a step
             without any; None: always as many tokens as max_num_batched_tokens allows.
         prefix_sharing: find known prefixes, and let others find what is computed.
-        prepack: reorder the weights of linear layers for the CPU; default: where it can be done and gains.
-        cuda_graphs: compute decode steps as CUDA graphs, which spares their launches. None: where it can be done,
-            each kind of step from its first one on; True: all sizes are recorded now, and it is an error where that
-            cannot be. Off by default, as it has not been tried on a card yet.
+        prepack: reorder weights of linear layers for the CPU; default: where it can be done and gains.
+        cuda_graphs: compute decode steps as CUDA graphs. None: where it can be done, each kind of step from its first
+            one on; True: all are recorded now, or it is an error. Off by default: it has not been tried on a card yet.
         hooks: functions that are told of each event (hfpaged.engine.events).
 
     Raises:
@@ -88,13 +87,14 @@ class ContinuousBatcher:
         prefix_sharing: bool = True,
         prepack: bool | None = None,
         cuda_graphs: bool | None = False,
+        max_num_queued_requests: int | None = None,
         hooks: tuple[Hook, ...] = (),
     ) -> None:
         self.tokenizer = tokenizer
         spec = EngineSpec(
             memory, num_blocks, block_size, kv_dtype, kv_scales, max_num_seqs, max_num_batched_tokens, max_model_len,
             policy, preemption, watermark, max_step_stretch, prefix_sharing, prepack, cuda_graphs,
-        )  # fmt: skip
+            max_num_queued_requests)  # fmt: skip
         self._parts = assemble(model, tokenizer, pool, spec)
         self.loop = EngineLoop(self._parts.engine)
         self.tally = Tally(compat.model_name(self.model), self.loop.requests)

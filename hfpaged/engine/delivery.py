@@ -95,7 +95,7 @@ class Deltas:
         found = []
         for seq in output.sequences:
             tokens, characters = self._seen.get(seq.index, (0, 0))
-            ids, text = seq.token_ids[tokens:], None if seq.text is None else seq.text[characters:]
+            ids, text = seq.tokens.tolist(tokens), None if seq.text is None else seq.text[characters:]
             ends = seq.finish_reason is not None and seq.index not in self._ended
             if ids or text or ends:
                 found.append(StreamEvent(output.request_id, seq.index, ids, text, seq.finish_reason, output))

@@ -14,7 +14,7 @@ from hfpaged.engine.params import resolve_params
 from hfpaged.engine.prompts import read_prompt
 from hfpaged.engine.request import Request
 from hfpaged.engine.tally import Tally
-from hfpaged.errors import BatcherClosedError
+from hfpaged.errors import BatcherClosedError, QueueFullError
 
 Config: TypeAlias = GenerationConfig | dict[str, Any] | None
 
@@ -55,6 +55,7 @@ class Intake:
     ) -> Request:  # fmt: skip
         if self.is_closed:
             raise BatcherClosedError("this batcher is closed; make another one")
+        self._check_queue()
         ids, text = read_prompt(prompt, self._tokenizer, self._parts.vocab_size)
         params = resolve_params(self._model, self._tokenizer, len(ids), generation_config, **settings)
         self._parts.check_fits(len(ids), params)
@@ -65,3 +66,10 @@ class Intake:
         request = Request(name, number, ids, params, text=text, priority=priority, tenant=tenant, salt=salt)
         self._parts.maker.group(request)
         return request
+
+    def _check_queue(self) -> None:
+        """Raises QueueFullError. Before anything else, as those who are refused shall cost nothing."""
+        spec, in_flight = self._parts.spec, len(self._loop.requests)
+        most = spec.max_num_queued_requests
+        if most is not None and in_flight >= spec.max_num_seqs + most:
+            raise QueueFullError(in_flight, spec.max_num_seqs, most)

@@ -40,8 +40,9 @@ class Tokens(NamedTuple):
     def __repr__(self) -> str:
         return f"Tokens({self.tolist()})"  # what the array got since is not of this snapshot
 
-    def tolist(self) -> list[int]:
-        return self.buffer[self.start : self.stop].tolist()
+    def tolist(self, skipped: int = 0) -> list[int]:
+        """Without the first `skipped` of them."""
+        return self.buffer[self.start + skipped : self.stop].tolist()
 
 
 class SequenceOutput(NamedTuple):

@@ -5,10 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import AsyncIterator
+import weakref
+from collections.abc import AsyncIterator, Callable, Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from hfpaged.engine.delivery import Deltas, StreamEvent
+from hfpaged.engine.arrivals import Arrivals, Doorbell
+from hfpaged.engine.call import Call, Submission
+from hfpaged.engine.delivery import StreamEvent
 from hfpaged.engine.outputs import RequestOutput
 from hfpaged.engine.watchdog import Watchdog
 from hfpaged.errors import BatcherClosedError, InvalidConfigError
@@ -28,6 +32,7 @@ class RunningEngine:
         self._stops = False
         self._step_timeout = step_timeout
         self._watchdog: Watchdog | None = None
+        self._doorbells: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Doorbell] = weakref.WeakKeyDictionary()
 
     @property
     def is_alive(self) -> bool:
@@ -66,56 +71,65 @@ class RunningEngine:
         await asyncio.to_thread(self.__exit__, *error)
 
     async def stream(self, prompt: Any, generation_config: Any = None, **settings: Any) -> AsyncIterator[StreamEvent]:
-        """What is new of one request as soon as it is. Leaving the loop, or cancelling, aborts it. Arguments and errors
-        of `ContinuousBatcher.add_request`.
+        """What is new of one request as soon as it is; who reads slowly gets more at once. Leaving the loop, or
+        cancelling, aborts it. Arguments and errors of `ContinuousBatcher.add_request`.
         """
-        async for _, events in self._outputs(prompt, generation_config, settings):
-            for event in events:
-                yield event
+        call = await self.begin_one(prompt, generation_config, **settings)
+        try:
+            async for arrival in call.arrivals():
+                for event in arrival.events:
+                    yield event
+        finally:
+            call.close()
 
     async def generate(self, prompt: Any, generation_config: Any = None, **settings: Any) -> RequestOutput:
         """One request to its end."""
-        async for output, _ in self._outputs(prompt, generation_config, settings):
-            if output.finished:
-                return output
-        raise AssertionError("an engine's last output is a finished one")
+        call = await self.begin_one(prompt, generation_config, **settings)
+        try:
+            return (await call.last_outputs())[0]
+        finally:
+            call.close()
 
-    async def _outputs(
-        self, prompt: Any, generation_config: Any, settings: dict[str, Any]
-    ) -> AsyncIterator[tuple[RequestOutput, list[StreamEvent]]]:
+    async def begin_one(self, prompt: Any, generation_config: Any = None, **settings: Any) -> Call:
+        """One request, see `begin`."""
+        return await self.begin(lambda: [Submission(prompt, {"generation_config": generation_config, **settings})])
+
+    async def begin(self, prepare: Callable[[], Iterable[Submission]]) -> Call:
+        """Add requests: all of them, or none where one is refused. Whoever gets the call closes it.
+
+        `prepare` says which. It runs in a thread, as does the reading of prompts, so that the event loop goes on.
+        Raises what `prepare` and `ContinuousBatcher.add_request` raise, and BatcherClosedError.
+        """
         if not self.is_alive:
             raise BatcherClosedError("the engine is not running; use it inside of `async with batcher.running()`")
-        loop = asyncio.get_running_loop()
-        queue: asyncio.Queue[RequestOutput] = asyncio.Queue()
-        deltas = Deltas()
-
-        def tell(output: RequestOutput) -> None:
-            loop.call_soon_threadsafe(queue.put_nowait, output)
-
-        adding = asyncio.ensure_future(
-            asyncio.to_thread(self.batcher.add_request, prompt, generation_config, listener=tell, **settings)
-        )
+        arrivals = Arrivals(self._doorbell())
+        adding = asyncio.ensure_future(asyncio.to_thread(self._add_all, prepare, arrivals))
         try:
-            request_id = await asyncio.shield(adding)
-        except asyncio.CancelledError:
-            adding.add_done_callback(self._give_up)
+            call = await asyncio.shield(adding)
+        except asyncio.CancelledError:  # its client was gone before the requests were there
+            adding.add_done_callback(_close_what_came)
             raise
-        if not self.is_alive:  # it has stopped meanwhile, and nobody else would end this request
+        if not self.is_alive:  # it has stopped meanwhile, and nobody else would end these requests
             await asyncio.to_thread(self._loop.end_all)
-        is_over = False
-        try:
-            while not is_over:
-                output = await queue.get()
-                is_over = output.finished
-                yield output, deltas.of(output)
-        finally:
-            if not is_over:  # later the name may be another request's
-                self._loop.abort(request_id)
+        return call
 
-    def _give_up(self, adding: asyncio.Future[str]) -> None:
-        """Its client was gone before the request was there."""
-        if not adding.cancelled() and adding.exception() is None:
-            self._loop.abort(adding.result())
+    def _add_all(self, prepare: Callable[[], Iterable[Submission]], arrivals: Arrivals) -> Call:
+        request_ids: list[str] = []
+        try:
+            for index, (prompt, settings) in enumerate(prepare()):
+                listener = partial(arrivals.put, index)
+                request_ids.append(self.batcher.add_request(prompt, listener=listener, **settings))
+        except BaseException:
+            for request_id in request_ids:
+                self._loop.abort(request_id)
+            raise
+        return Call(request_ids, arrivals, self._loop.abort)
+
+    def _doorbell(self) -> Doorbell:
+        loop = asyncio.get_running_loop()
+        if loop not in self._doorbells:
+            self._doorbells[loop] = Doorbell(loop)
+        return self._doorbells[loop]
 
     def _run(self) -> None:
         with self._loop.driving():
@@ -132,3 +146,8 @@ class RunningEngine:
         except Exception as error:
             logger.exception("a step failed in the engine itself; all requests fail")
             self._loop.end_all(error)
+
+
+def _close_what_came(adding: asyncio.Future[Call]) -> None:
+    if not adding.cancelled() and adding.exception() is None:
+        adding.result().close()

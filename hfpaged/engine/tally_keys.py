@@ -7,7 +7,7 @@ from collections.abc import Collection
 
 from hfpaged.engine import buckets
 from hfpaged.engine.sums import Key, Sums
-from hfpaged.errors import BatcherClosedError, InvalidConfigError, RequestTooLongError
+from hfpaged.errors import BatcherClosedError, InvalidConfigError, QueueFullError, RequestTooLongError
 
 RECEIVED: Key = ("hfpaged_requests_received_total",)
 REJECTED = "hfpaged_requests_rejected_total"
@@ -51,6 +51,7 @@ _REFUSALS: dict[type[BaseException], str] = {
     RequestTooLongError: "too_long",
     InvalidConfigError: "invalid",
     BatcherClosedError: "closed",
+    QueueFullError: "queue_full",
 }
 _BOUNDS: dict[Key, tuple[float, ...]] = {
     DURATION: buckets.DURATION,

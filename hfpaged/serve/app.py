@@ -1,0 +1,71 @@
+"""The ASGI application: routes, what stands before them, and how errors are told."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from importlib.metadata import version
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from hfpaged.engine.batcher import ContinuousBatcher
+from hfpaged.errors import HfpagedError
+from hfpaged.serve.gate import Gate
+from hfpaged.serve.http_errors import ApiError, api_error
+from hfpaged.serve.options import ServeOptions
+from hfpaged.serve.routes import completions, health, models
+from hfpaged.serve.service import Service
+
+# In the order of /openapi.json.
+ROUTERS = (models.router, completions.router, health.router)
+
+
+def build_app(batcher: ContinuousBatcher, options: ServeOptions | None = None) -> FastAPI:
+    """An application that serves `batcher`: its steps are made by a thread from its start to its end.
+
+        app = hfpaged.serve.build_app(batcher)
+        uvicorn.run(app)   # or app.mount("/llm", build_app(batcher)) inside of another one
+
+    `app.state.service` is what its handlers use.
+    """
+    service = Service(batcher, options or ServeOptions())
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        async with service.running():
+            yield
+
+    app = FastAPI(title="hfpaged", version=version("hfpaged"), lifespan=lifespan, docs_url=None, redoc_url=None)
+    app.state.service = service
+    for router in ROUTERS:
+        app.include_router(router)
+    app.add_middleware(Gate, service=service)
+    app.add_exception_handler(ApiError, _tell)
+    app.add_exception_handler(HfpagedError, _tell)
+    app.add_exception_handler(RequestValidationError, _tell_invalid)
+    app.add_exception_handler(HTTPException, _tell_http)
+    app.add_exception_handler(Exception, _tell)
+    return app
+
+
+async def _tell(request: Request, error: Exception) -> Response:
+    return api_error(error).response()
+
+
+async def _tell_invalid(request: Request, error: Exception) -> Response:
+    """The first field that is wrong: its name, and what it should be."""
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    place = [str(part) for part in first["loc"] if part not in ("body", "query", "path")]
+    where = ".".join(place) or None
+    return ApiError(400, f"{where or 'the body'}: {first['msg']}", code="invalid_value", param=where).response()
+
+
+async def _tell_http(request: Request, error: Exception) -> Response:
+    """No such path, or not this method."""
+    assert isinstance(error, HTTPException)
+    headers = dict(error.headers or {})
+    return ApiError(error.status_code, str(error.detail), code="invalid_request", headers=headers).response()
