@@ -1,0 +1,86 @@
+"""A server for tests: uvicorn in a thread on a free port, and at the end nothing is left of any request."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import httpx
+import uvicorn
+
+from hfpaged import ContinuousBatcher
+from hfpaged.serve import ServeOptions, build_app
+from hfpaged.serve.service import Service
+
+PATIENCE = 30.0  # seconds; a machine may be busy, and whoever waits in vain waits once
+
+
+@dataclass(frozen=True)
+class Server:
+    url: str
+    client: httpx.Client
+    service: Service
+
+    @property
+    def batcher(self) -> ContinuousBatcher:
+        return self.service.batcher
+
+    @property
+    def port(self) -> int:
+        return int(self.url.rpartition(":")[2])
+
+    def wait_until(self, holds: Callable[[], object]) -> None:
+        """Until `holds` says something true."""
+        wait_until(holds)
+
+    def wait_until_idle(self) -> None:
+        """Until no request is there, of those who have hung up neither."""
+        wait_until(lambda: not self.batcher.loop.requests and not self.batcher.has_work)
+
+
+def wait_until(holds: Callable[[], object], seconds: float = PATIENCE) -> None:
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end, f"nothing came of it in {seconds} s"
+        time.sleep(0.005)
+
+
+@contextmanager
+def served(
+    batcher: ContinuousBatcher, options: ServeOptions | None = None, *, headers: dict[str, str] | None = None
+) -> Iterator[Server]:
+    """Serve a batcher while inside; `headers` go with each request of the client. On leaving no request is left, all
+    blocks are back, and the pool is whole. The batcher stays open.
+    """
+    app = build_app(batcher, options)
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        config = uvicorn.Config(app, log_level="warning", lifespan="on", timeout_graceful_shutdown=5)
+        server = uvicorn.Server(config)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, name="server", daemon=True)
+        thread.start()
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        try:
+            wait_until(lambda: server.started or not thread.is_alive())
+            assert server.started, "the server did not start; its log says why"
+            with httpx.Client(base_url=url, headers=headers, timeout=PATIENCE) as client:
+                found = Server(url, client, app.state.service)
+                yield found
+                found.wait_until_idle()
+        finally:
+            server.should_exit = True
+            thread.join(PATIENCE)
+    assert not thread.is_alive(), "the server did not stop"
+    assert_nothing_left(batcher)
+
+
+def assert_nothing_left(batcher: ContinuousBatcher) -> None:
+    """No request, all blocks free or evictable, and the pool's own accounts agree."""
+    assert not batcher.loop.requests
+    assert not batcher.requests_with_blocks()
+    assert batcher.pool.num_free == batcher.pool.num_blocks
+    batcher.pool.check_integrity()
