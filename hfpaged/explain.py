@@ -60,19 +60,29 @@ class Facts:
         return replace(self.report, difference=told)
 
 
-def explain_prompt(index: PrefixIndex, token_ids: Many[int], salt: str | None, adapter: str | None) -> Facts:
-    """What a prompt of these tokens would find now, with all else as in the forward that looked for a prefix last."""
+def explain_prompt(
+    index: PrefixIndex, token_ids: Many[int], salt: str | None, adapter: str | None, *, is_private: bool = False
+) -> Facts:
+    """What a prompt of these tokens would find now, with all else as in the forward that looked for a prefix last.
+    `is_private`: nothing is told of what is known under other salts, for somebody who may only know his own.
+    """
     root = _root_for(index, salt, adapter)
     items = _items_under(root, array("q", token_ids), index.block_size)
     limit = max(len(token_ids) - 1, 0)
     match = index.match(root, items, limit, counted=False)
-    return explain_match(index, root, items, match_end(index, root, items, limit, match))
+    others = [other for other in index.roots if other.value("salt") == root.value("salt")] if is_private else None
+    return explain_match(index, root, items, match_end(index, root, items, limit, match), others=others)
 
 
-def explain_match(index: PrefixIndex, root: Root, items: array[int], end: MatchEnd, hits: int | None = None) -> Facts:
-    """Why a match of `items` (`root.width` numbers each) ended where it did, as of then; `hits`: see PrefixReport."""
+def explain_match(
+    index: PrefixIndex, root: Root, items: array[int], end: MatchEnd, hits: int | None = None,
+    others: Many[Root] | None = None,
+) -> Facts:  # fmt: skip
+    """Why a match of `items` (`root.width` numbers each) ended where it did, as of then; `hits`: see PrefixReport.
+    `others` are the roots under which it is looked for too, all of them by default.
+    """
     ids, size = items[:: root.width], index.block_size
-    why = _why(index, root, items, end, ids, index.roots)
+    why = _why(index, root, items, end, ids, index.roots if others is None else others)
     report = PrefixReport(len(ids), end.known, end.known if hits is None else hits, why.reason, size)
     if why.reason == "other key":
         return Facts(replace(report, differing_keys=why.keys, other_tokens=why.others))

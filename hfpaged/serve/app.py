@@ -15,12 +15,13 @@ from hfpaged.engine.batcher import ContinuousBatcher
 from hfpaged.errors import HfpagedError
 from hfpaged.serve.gate import Gate
 from hfpaged.serve.http_errors import ApiError, api_error
+from hfpaged.serve.kv.live import Live
 from hfpaged.serve.options import ServeOptions
-from hfpaged.serve.routes import completions, health, models
+from hfpaged.serve.routes import completions, health, kv, models
 from hfpaged.serve.service import Service
 
 # In the order of /openapi.json.
-ROUTERS = (models.router, completions.router, health.router)
+ROUTERS = (models.router, completions.router, kv.router, health.router)
 
 
 def build_app(batcher: ContinuousBatcher, options: ServeOptions | None = None) -> FastAPI:
@@ -32,14 +33,16 @@ def build_app(batcher: ContinuousBatcher, options: ServeOptions | None = None) -
     `app.state.service` is what its handlers use.
     """
     service = Service(batcher, options or ServeOptions())
+    live = Live(service)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with service.running():
-            yield
+        with live.watching():
+            async with service.running():
+                yield
 
     app = FastAPI(title="hfpaged", version=version("hfpaged"), lifespan=lifespan, docs_url=None, redoc_url=None)
-    app.state.service = service
+    app.state.service, app.state.live = service, live
     for router in ROUTERS:
         app.include_router(router)
     app.add_middleware(Gate, service=service)
