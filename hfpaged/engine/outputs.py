@@ -85,6 +85,7 @@ class RequestMetrics(NamedTuple):
     shared_bytes: int = 0  # the most of them in blocks that others held too
     byte_seconds: float = 0.0
     waits: Mapping[str, float] = MappingProxyType({})
+    new_tokens: int = 0  # in all samples, those that best_of leaves out too
 
     @property
     def queue_time(self) -> float | None:

@@ -28,7 +28,8 @@ class OwnParams:
     presence_penalty    taken off once if it has been generated at all, from -2 to 2 (OpenAI's)
     logit_bias          added to logits, by token id; -inf bans a token
     stop                strings that end a sequence, like stop_strings (both count)
-    include_stop_str_in_output   whether the text keeps the string that stopped it
+    include_stop_str_in_output   whether the text keeps the string or the token that stopped it
+    skip_special_tokens   leave special tokens out of the text
     ignore_eos          go on behind the model's end-of-sequence tokens
     """
 
@@ -41,6 +42,7 @@ class OwnParams:
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     stop: tuple[str, ...] = ()
     include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
     ignore_eos: bool = False
 
     def __post_init__(self) -> None:

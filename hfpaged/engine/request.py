@@ -146,6 +146,7 @@ class Request:
             self.arrival_time, self.admitted_time, self.first_token_time, self.finished_time, self.preemptions,
             memory.peak_blocks, self.computed_tokens, self.draft_tokens, self.accepted_tokens, self.num_cached_tokens,
             memory.peak_blocks * size, memory.shared_blocks * size, memory.block_seconds * size, self.waits,
+            self.num_new,
         )  # fmt: skip
 
     @property

@@ -21,7 +21,8 @@ def take_token(seq: SequenceState, got: Sampled) -> HfpagedError | None:
     except HfpagedError as error:
         return error
     if seq.detokenizer is not None:
-        seq.detokenizer.add([got.token_id])
+        if stop is None or not isinstance(stop.by, int) or seq.request.params.include_stop_str_in_output:
+            seq.detokenizer.add([got.token_id])
         if stop is None and seq.detokenizer.stopped_by is not None:  # no more text would come
             stop = Stop("stop", seq.detokenizer.stopped_by)
     if stop is not None:

@@ -54,7 +54,8 @@ class SequenceMaker:
         if self._tokenizer is None:
             return None
         return Detokenizer(
-            self._tokenizer, stop=params.stop_strings, include_stop=params.include_stop_str_in_output
+            self._tokenizer, stop=params.stop_strings, include_stop=params.include_stop_str_in_output,
+            skip_special_tokens=params.skip_special_tokens,
         )  # fmt: skip
 
     def _beam_search(self, request: Request, stop: StopConditions) -> BeamSearch:

@@ -17,11 +17,11 @@ from hfpaged.serve.gate import Gate
 from hfpaged.serve.http_errors import ApiError, api_error
 from hfpaged.serve.kv.live import Live
 from hfpaged.serve.options import ServeOptions
-from hfpaged.serve.routes import completions, health, kv, models
+from hfpaged.serve.routes import chat, completions, health, kv, models
 from hfpaged.serve.service import Service
 
 # In the order of /openapi.json.
-ROUTERS = (models.router, completions.router, kv.router, health.router)
+ROUTERS = (models.router, chat.router, completions.router, kv.router, health.router)
 
 
 def build_app(batcher: ContinuousBatcher, options: ServeOptions | None = None) -> FastAPI:

@@ -1,0 +1,55 @@
+"""What /v1/chat/completions takes."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import ConfigDict, Field, WithJsonSchema
+from typing_extensions import Required, TypedDict
+
+from hfpaged.serve.schemas.sampling import MOST_LOGPROBS, SamplingBody
+
+_PART = {
+    "type": "object",
+    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+    "required": ["type", "text"],
+}
+# Read where the prompt is made, which says which message is wrong: see hfpaged.serve.chat_messages.
+Content = Annotated[
+    Any, WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": _PART}, {"type": "null"}]})
+]
+ToolCalls = Annotated[
+    Any, WithJsonSchema({"anyOf": [{"type": "array", "items": {"type": "object"}}, {"type": "null"}]})
+]
+
+
+class Message(TypedDict, total=False):
+    __pydantic_config__ = ConfigDict(extra="allow", strict=True)  # type: ignore[misc]
+
+    role: Required[Annotated[str, Field(min_length=1, examples=["system", "user", "assistant", "tool"])]]
+    content: Content
+    name: str | None
+    tool_calls: ToolCalls
+    tool_call_id: str | None
+
+
+class ChatMessages(SamplingBody):
+    """Messages, and how they become a prompt."""
+
+    messages: list[Message] = Field(min_length=1, description="The conversation, the oldest first.")
+    add_generation_prompt: bool | None = Field(None, description="End with what begins an answer (default).")
+    continue_final_message: bool | None = Field(None, description="Go on with the last message instead.")
+    add_special_tokens: bool | None = Field(None, description="Besides those that the template writes; default false.")
+    chat_template_kwargs: dict[str, Any] | None = Field(None, description="Variables for the chat template.")
+    chat_template: str | None = Field(None, description="Not supported: the model's own template is used.")
+
+
+class ChatBody(ChatMessages):
+    """A conversation that the model answers."""
+
+    max_tokens: int | None = Field(None, ge=1, description="The most new tokens; default: what the context leaves.")
+    max_completion_tokens: int | None = Field(None, ge=1, description="The newer name of max_tokens.")
+    logprobs: bool | None = Field(None, description="Tell the logprob of each token.")
+    top_logprobs: int | None = Field(
+        None, ge=0, le=MOST_LOGPROBS, description="With logprobs: those of so many of the likeliest tokens."
+    )
