@@ -13,15 +13,17 @@ from starlette.responses import Response
 
 from hfpaged.engine.batcher import ContinuousBatcher
 from hfpaged.errors import HfpagedError
-from hfpaged.serve.gate import Gate
+from hfpaged.serve.gate import OPEN, Gate
 from hfpaged.serve.http_errors import ApiError, api_error
+from hfpaged.serve.invalid_body import invalid_body
 from hfpaged.serve.kv.live import Live
+from hfpaged.serve.openapi import describe
 from hfpaged.serve.options import ServeOptions
-from hfpaged.serve.routes import chat, completions, health, kv, models
+from hfpaged.serve.routes import chat, completions, health, kv, models, tokenize
 from hfpaged.serve.service import Service
 
 # In the order of /openapi.json.
-ROUTERS = (models.router, chat.router, completions.router, kv.router, health.router)
+ROUTERS = (models.router, chat.router, completions.router, tokenize.router, kv.router, health.router)
 
 
 def build_app(batcher: ContinuousBatcher, options: ServeOptions | None = None) -> FastAPI:
@@ -45,6 +47,7 @@ def build_app(batcher: ContinuousBatcher, options: ServeOptions | None = None) -
     app.state.service, app.state.live = service, live
     for router in ROUTERS:
         app.include_router(router)
+    describe(app, OPEN, bool(service.options.api_keys))
     app.add_middleware(Gate, service=service)
     app.add_exception_handler(ApiError, _tell)
     app.add_exception_handler(HfpagedError, _tell)
@@ -59,12 +62,8 @@ async def _tell(request: Request, error: Exception) -> Response:
 
 
 async def _tell_invalid(request: Request, error: Exception) -> Response:
-    """The first field that is wrong: its name, and what it should be."""
     assert isinstance(error, RequestValidationError)
-    first = error.errors()[0]
-    place = [str(part) for part in first["loc"] if part not in ("body", "query", "path")]
-    where = ".".join(place) or None
-    return ApiError(400, f"{where or 'the body'}: {first['msg']}", code="invalid_value", param=where).response()
+    return invalid_body(error).response()
 
 
 async def _tell_http(request: Request, error: Exception) -> Response:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterable, Iterator
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from hfpaged.engine.call import Call, Submission
@@ -15,20 +15,22 @@ from hfpaged.serve.http_errors import ApiError
 from hfpaged.serve.json_text import json_bytes
 from hfpaged.serve.logprob_text import TokenTexts, chat_logprobs
 from hfpaged.serve.sampling import eos_token_ids, new_tokens, sampling_settings
-from hfpaged.serve.schemas.chat import ChatBody, ChatMessages
+from hfpaged.serve.schemas.chat import ChatBody, TemplateBody
 from hfpaged.serve.service import Service
 from hfpaged.serve.usage import usage_of
 
 
-def prompt_of(body: ChatMessages, service: Service, **more: Any) -> ChatPrompt:
-    """The prompt that messages of a body make; `more` are arguments of `chat_prompt`. Raises ApiError."""
+def prompt_of(
+    messages: Sequence[Mapping[str, Any]], body: TemplateBody, service: Service, **more: Any
+) -> ChatPrompt:  # fmt: skip
+    """The prompt that messages make, as `body` says; `more` are arguments of `chat_prompt`. Raises ApiError."""
     if body.chat_template is not None:
         raise ApiError(400, "this server writes prompts by the model's own chat template only; leave chat_template out",
                        code="unsupported", param="chat_template")  # fmt: skip
     continues = bool(body.continue_final_message)
     begins = body.add_generation_prompt
     return chat_prompt(
-        service.tokenizer, body.messages, add_generation_prompt=not continues if begins is None else begins,
+        service.tokenizer, messages, add_generation_prompt=not continues if begins is None else begins,
         continue_final_message=continues, add_special_tokens=bool(body.add_special_tokens),
         template_kwargs=body.chat_template_kwargs, **more,
     )  # fmt: skip
@@ -54,7 +56,7 @@ class ChatAnswer:
     def submissions(self) -> Iterable[Submission]:
         """Raises ApiError."""
         settings = sampling_settings(self.body, self._service)
-        prompt = prompt_of(self.body, self._service)
+        prompt = prompt_of(self.body.messages, self.body, self._service)
         if self.num_logprobs is not None:
             settings["logprobs"] = self.num_logprobs
         settings["max_tokens"] = new_tokens(self._service, self.asked, len(prompt.token_ids))

@@ -6,14 +6,16 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from hfpaged.serve.completion_answer import CompletionAnswer
+from hfpaged.serve.openapi import events_of
 from hfpaged.serve.responding import respond_stream, respond_whole, service_of
 from hfpaged.serve.sampling import telling_fields
+from hfpaged.serve.schemas.answers import Completion
 from hfpaged.serve.schemas.completion import CompletionBody
 
 router = APIRouter(tags=["completions"])
 
 
-@router.post("/v1/completions", response_model=None)
+@router.post("/v1/completions", response_model=None, responses=events_of(Completion, Completion))
 async def create_completion(body: CompletionBody, request: Request) -> Response:
     """Texts or token ids that go on: whole, or with `stream` piece by piece."""
     service = service_of(request)

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import ConfigDict, Field, WithJsonSchema
 from typing_extensions import Required, TypedDict
 
-from hfpaged.serve.schemas.sampling import MOST_LOGPROBS, SamplingBody
+from hfpaged.serve.schemas.sampling import MOST_LOGPROBS, Body, SamplingBody
 
 _PART = {
     "type": "object",
@@ -33,10 +33,9 @@ class Message(TypedDict, total=False):
     tool_call_id: str | None
 
 
-class ChatMessages(SamplingBody):
-    """Messages, and how they become a prompt."""
+class TemplateBody(Body):
+    """How messages become a prompt."""
 
-    messages: list[Message] = Field(min_length=1, description="The conversation, the oldest first.")
     add_generation_prompt: bool | None = Field(None, description="End with what begins an answer (default).")
     continue_final_message: bool | None = Field(None, description="Go on with the last message instead.")
     add_special_tokens: bool | None = Field(None, description="Besides those that the template writes; default false.")
@@ -44,9 +43,10 @@ class ChatMessages(SamplingBody):
     chat_template: str | None = Field(None, description="Not supported: the model's own template is used.")
 
 
-class ChatBody(ChatMessages):
+class ChatBody(TemplateBody, SamplingBody):
     """A conversation that the model answers."""
 
+    messages: list[Message] = Field(min_length=1, description="The conversation, the oldest first.")
     max_tokens: int | None = Field(None, ge=1, description="The most new tokens; default: what the context leaves.")
     max_completion_tokens: int | None = Field(None, ge=1, description="The newer name of max_tokens.")
     logprobs: bool | None = Field(None, description="Tell the logprob of each token.")
