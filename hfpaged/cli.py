@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from typing import NoReturn
 
 from hfpaged.errors import HfpagedError
 from hfpaged.telemetry import providers
@@ -17,12 +18,16 @@ from hfpaged.telemetry import providers
 # `hfpaged --help` imports none of them: torch and transformers alone take seconds.
 COMMANDS = {
     "demo": "chat with a small model, with and without paged KV memory, and compare",
+    "serve": "an OpenAI-compatible server around a model, with metrics and a live page",
     "support": "whether a model works with PagedCache, how fast, and why",
     "bench": "measure speed and KV memory against plain transformers",
     "quality": "what a quantized KV cache costs in quality, and whether the model bears it",
     "telemetry": "a Grafana dashboard, Prometheus alerts and a Jaeger setup, to be written out",
     "doctor": "what is wrong with a running engine, by its metrics",
 }
+
+# Where a command is at home that has not the package of its name to itself.
+_HOME_OF = {"serve": "hfpaged.serve.command"}
 
 # Those that run a model: with OTEL_* variables set their requests are traced and measured.
 OBSERVED = ("demo", "bench", "quality")
@@ -31,6 +36,7 @@ EXAMPLES = """\
 examples:
   hfpaged demo                                   a small model, fetched on the first run
   hfpaged demo --model ./my-model --device cuda  your own model
+  hfpaged serve ./my-model                       an OpenAI-compatible server, on port 8000
   hfpaged support gemma3_text                    whether a model works, from its config alone
   hfpaged bench --help                           what can be measured
   hfpaged quality ./my-model --kv int8           whether it bears a quantized KV cache
@@ -41,7 +47,7 @@ examples:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit code."""
-    words = list(sys.argv[1:] if argv is None else argv)
+    words = [_with_dashes(word) for word in (sys.argv[1:] if argv is None else argv)]
     try:
         args = build_parser(words).parse_args(words)
         with _observed(words):
@@ -61,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def build_parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
     """The parser for one command line: complete for the command in `words`, a help line for the others."""
-    parser = argparse.ArgumentParser(
+    parser: argparse.ArgumentParser = _Parser(
         prog="hfpaged",
         description="PagedAttention for the model that you already have in transformers.",
         epilog=EXAMPLES,
@@ -79,6 +85,19 @@ def build_parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
     return parser
 
 
+class _Parser(argparse.ArgumentParser):
+    """Says in one line what is wrong, and not all that could have been."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: error: {message}; see {self.prog} --help\n")
+
+
+def _with_dashes(word: str) -> str:
+    """A flag that was written with underscores, as some do: --max_num_seqs=4."""
+    flag, equals, value = word.partition("=")
+    return flag.replace("_", "-") + equals + value if flag.startswith("--") else word
+
+
 def _chosen(words: Sequence[str]) -> str | None:
     return next((word for word in words if not word.startswith("-")), None)
 
@@ -88,6 +107,6 @@ def _observed(words: Sequence[str]) -> AbstractContextManager[None]:
 
 
 def _add_command(subparsers: argparse._SubParsersAction[argparse.ArgumentParser], name: str) -> None:
-    module = importlib.import_module(f"hfpaged.{name}")
+    module = importlib.import_module(_HOME_OF.get(name, f"hfpaged.{name}"))
     module.add_parser(subparsers)
     subparsers.choices[name].set_defaults(run=module.run)

@@ -1,4 +1,4 @@
-"""A server for tests: uvicorn in a thread on a free port, and at the end nothing is left of any request."""
+"""A server for tests, as `hfpaged serve` makes it, but in a thread; at the end nothing is left of any request."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import httpx
-import uvicorn
 
 from hfpaged import ContinuousBatcher
 from hfpaged.serve import ServeOptions, build_app
 from hfpaged.serve.service import Service
+from hfpaged.serve.uvicorn_server import Config, Server
 
 PATIENCE = 30.0  # seconds; a machine may be busy, and whoever waits in vain waits once
 
 
 @dataclass(frozen=True)
-class Server:
+class Served:
     url: str
     client: httpx.Client
     service: Service
@@ -52,23 +52,24 @@ def wait_until(holds: Callable[[], object], seconds: float = PATIENCE) -> None:
 @contextmanager
 def served(
     batcher: ContinuousBatcher, options: ServeOptions | None = None, *, headers: dict[str, str] | None = None
-) -> Iterator[Server]:
+) -> Iterator[Served]:
     """Serve a batcher while inside; `headers` go with each request of the client. On leaving no request is left, all
     blocks are back, and the pool is whole. The batcher stays open.
     """
     app = build_app(batcher, options)
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
-        config = uvicorn.Config(app, log_level="warning", lifespan="on", timeout_graceful_shutdown=5)
-        server = uvicorn.Server(config)
+        config = Config(app, app.state.service, log_level="warning")
+        is_ready = threading.Event()
+        server = Server(config, app.state.service, is_ready.set)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, name="server", daemon=True)
         thread.start()
         url = f"http://127.0.0.1:{listening.getsockname()[1]}"
         try:
-            wait_until(lambda: server.started or not thread.is_alive())
-            assert server.started, "the server did not start; its log says why"
+            wait_until(lambda: is_ready.is_set() or not thread.is_alive())
+            assert is_ready.is_set(), "the server did not start; its log says why"
             with httpx.Client(base_url=url, headers=headers, timeout=PATIENCE) as client:
-                found = Server(url, client, app.state.service)
+                found = Served(url, client, app.state.service)
                 yield found
                 found.wait_until_idle()
         finally:

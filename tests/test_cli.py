@@ -82,8 +82,10 @@ def test_a_bug_keeps_its_traceback(command):
 
 
 @pytest.mark.parametrize("words", [[], ["no-such-command"], ["demo", "--no-such-option"]])
-def test_a_wrong_line_exits_2_with_usage(command, capsys, words):
+def test_a_wrong_line_exits_2_and_says_in_one_line_where_help_is(command, capsys, words):
     command(lambda args: 0)
     with pytest.raises(SystemExit, match="2"):
         cli.main(words)
-    assert "usage: hfpaged" in capsys.readouterr().err
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("hfpaged")
+    assert line.endswith("--help")

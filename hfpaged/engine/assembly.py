@@ -141,9 +141,17 @@ class Assembly:
             "graphs": "off" if self.runner.graphs is None else self.runner.graphs.describe(),
             "prefix_sharing": self.engine.shares_prefixes,
             "prompts": "whole" if self.runner.whole_prompts else "in chunks",
+            "requests_of_max_length": self._most_of_max_length(),
+            "activation_bytes": None if self.sizing is None else self.sizing.activations,
             "sizing": "given" if self.sizing is None else str(self.sizing),
             "weights": str(prepack_report(self.runner.model)),
         }
+
+    def _most_of_max_length(self) -> int | None:
+        """How many requests of one sequence, each as long as it may be, have room at the same time."""
+        if self.max_model_len is None:
+            return None
+        return self.engine.pool.num_blocks // self.scheduler.needs.at_most(self.max_model_len - 1, 1)
 
     def close(self) -> None:
         """The weights lie again as they did."""

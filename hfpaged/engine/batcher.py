@@ -24,6 +24,7 @@ from hfpaged.engine.progress import progress_bar
 from hfpaged.engine.prompts import listed, per_prompt
 from hfpaged.engine.running import RunningEngine
 from hfpaged.engine.tally import Tally
+from hfpaged.engine.warm_up import forwards
 from hfpaged.kv_format import Spec
 from hfpaged.kv_pool import KVPool
 from hfpaged.kv_scales import KVScales
@@ -133,6 +134,19 @@ class ContinuousBatcher:
         """max_num_seqs, max_num_batched_tokens, and max_model_len where there is one."""
         sizes, longest = self._parts.scheduler.limits.sizes, self._parts.max_model_len
         return sizes if longest is None else sizes | {"max_model_len": longest}
+
+    def check_queue(self) -> None:
+        """Whether one more request may wait. Raises QueueFullError."""
+        self._intake.check_queue()
+
+    def warm_up(self) -> None:
+        """Compute forwards as steps will, so that what is compiled at the first of each kind is compiled now. From any
+        thread; they wait for steps, and steps for them. Nothing of it is counted or told. Where there are too few free
+        blocks it does nothing.
+        """
+        for forward in forwards(self._parts.runner, self.limits):
+            with self.loop.between_steps():
+                forward()
 
     def requests_with_blocks(self) -> set[str]:
         """The ids of the requests that hold blocks."""

@@ -55,7 +55,7 @@ class Intake:
     ) -> Request:  # fmt: skip
         if self.is_closed:
             raise BatcherClosedError("this batcher is closed; make another one")
-        self._check_queue()
+        self.check_queue()
         ids, text = read_prompt(prompt, self._tokenizer, self._parts.vocab_size)
         params = resolve_params(self._model, self._tokenizer, len(ids), generation_config, **settings)
         self._parts.check_fits(len(ids), params)
@@ -67,8 +67,8 @@ class Intake:
         self._parts.maker.group(request)
         return request
 
-    def _check_queue(self) -> None:
-        """Raises QueueFullError. Before anything else, as those who are refused shall cost nothing."""
+    def check_queue(self) -> None:
+        """Raises QueueFullError for one more. Before anything else, as those who are refused shall cost nothing."""
         spec, in_flight = self._parts.spec, len(self._loop.requests)
         most = spec.max_num_queued_requests
         if most is not None and in_flight >= spec.max_num_seqs + most:

@@ -95,6 +95,13 @@ class EngineLoop:
         self._settle()
         return outputs
 
+    @contextmanager
+    def between_steps(self) -> Iterator[None]:
+        """No step is made meanwhile. Raises NestedStepError inside of one."""
+        with self._held():
+            yield
+        self._settle()
+
     def wake(self) -> None:
         """Let `wait_for_work` return."""
         self._came.set()

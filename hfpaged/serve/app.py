@@ -13,26 +13,29 @@ from starlette.responses import Response
 
 from hfpaged.engine.batcher import ContinuousBatcher
 from hfpaged.errors import HfpagedError
-from hfpaged.serve.gate import OPEN, Gate
+from hfpaged.serve.gate import OPEN, Gate, Guarded
 from hfpaged.serve.http_errors import ApiError, api_error
 from hfpaged.serve.invalid_body import invalid_body
 from hfpaged.serve.kv.live import Live
 from hfpaged.serve.openapi import describe
 from hfpaged.serve.options import ServeOptions
-from hfpaged.serve.routes import chat, completions, health, kv, models, tokenize
+from hfpaged.serve.routes import chat, completions, health, kv, metrics, models, tokenize
 from hfpaged.serve.service import Service
 
 # In the order of /openapi.json.
-ROUTERS = (models.router, chat.router, completions.router, tokenize.router, kv.router, health.router)
+ROUTERS = (
+    models.router, chat.router, completions.router, tokenize.router, kv.router, health.router, metrics.router,
+)  # fmt: skip
 
 
 def build_app(batcher: ContinuousBatcher, options: ServeOptions | None = None) -> FastAPI:
     """An application that serves `batcher`: its steps are made by a thread from its start to its end.
 
         app = hfpaged.serve.build_app(batcher)
-        uvicorn.run(app)   # or app.mount("/llm", build_app(batcher)) inside of another one
+        uvicorn.run(app)
 
-    `app.state.service` is what its handlers use.
+    `app.state.service` is what its handlers use. Where it is mounted in another application, that one's lifespan has to
+    hold `async with app.state.service.running():`, as Starlette starts no mounted ones.
     """
     service = Service(batcher, options or ServeOptions())
     live = Live(service)
@@ -48,7 +51,7 @@ def build_app(batcher: ContinuousBatcher, options: ServeOptions | None = None) -
     for router in ROUTERS:
         app.include_router(router)
     describe(app, OPEN, bool(service.options.api_keys))
-    app.add_middleware(Gate, service=service)
+    app.add_middleware(Gate, service=service, guarded=Guarded(route for router in ROUTERS for route in router.routes))
     app.add_exception_handler(ApiError, _tell)
     app.add_exception_handler(HfpagedError, _tell)
     app.add_exception_handler(RequestValidationError, _tell_invalid)

@@ -1,35 +1,92 @@
-"""What every request passes before it is read: who asks, and how much he may send."""
+"""What every request passes before its body is parsed: who asks, how much he may send, and what is told of it."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
+
+from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from hfpaged.serve.http_errors import ApiError
+from hfpaged.serve.body import read_body, replayed
+from hfpaged.serve.exchange import Exchange
+from hfpaged.serve.http_errors import ApiError, api_error
 from hfpaged.serve.service import Service
+from hfpaged.serve.tracing import in_trace_of
 
 # Who watches a server has no key of it: these tell no text and take nothing.
-OPEN = ("/", "/health", "/ready", "/metrics", "/openapi.json", "/docs")
+OPEN = frozenset(("/", "/health", "/ready", "/metrics", "/openapi.json", "/docs"))
+
+
+class Guarded:
+    """The paths behind the keys: those of the routes, but for the open ones. What is no path of this server is refused
+    with 404 to everybody alike: which paths there are is no secret, and a client with a wrong address shall not look
+    for a wrong key.
+    """
+
+    def __init__(self, routes: Iterable[BaseRoute]) -> None:
+        found = [route for route in routes if isinstance(route, Route) and route.path not in OPEN]
+        self._exact = frozenset(route.path for route in found if "{" not in route.path)
+        self._patterns: list[re.Pattern[str]] = [route.path_regex for route in found if "{" in route.path]
+
+    def __contains__(self, path: object) -> bool:
+        return path in self._exact or any(pattern.match(str(path)) for pattern in self._patterns)
 
 
 class Gate:
-    """ASGI middleware: puts "hfpaged.caller" into the scope, or answers with an error itself."""
+    """ASGI middleware: puts "hfpaged.caller" and "hfpaged.request_id" into the scope and the body behind it, or answers
+    with an error itself. It logs a line for each request.
+    """
 
-    def __init__(self, app: ASGIApp, service: Service) -> None:
-        self._app, self._service = app, service
+    def __init__(self, app: ASGIApp, service: Service, guarded: Guarded) -> None:
+        self._app, self._service, self._guarded = app, service, guarded
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        exchange, path = Exchange(scope, receive, send), _path(scope)
         try:
-            self._check(scope)
-        except ApiError as error:
-            await error.response()(scope, receive, send)
-            return
-        await self._app(scope, receive, send)
+            await self._pass(scope, exchange, path)
+        except Exception as error:
+            if not exchange.has_begun and exchange.status != 499:
+                await api_error(error).response()(scope, receive, exchange.send)
+            elif not isinstance(error, ApiError):
+                api_error(error)  # it is logged
+        finally:
+            exchange.log(path)
 
-    def _check(self, scope: Scope) -> None:
-        """Raises ApiError."""
-        if scope["path"] not in OPEN:
-            headers = dict(scope["headers"])
-            scope["hfpaged.caller"] = self._service.keys.caller(headers.get(b"authorization", b"").decode("latin-1"))
+    async def _pass(self, scope: Scope, exchange: Exchange, path: str) -> None:
+        """Raises ApiError, and what the application raises."""
+        self._check(scope, path)
+        options = self._service.options
+        body = await read_body(scope, exchange.receive, options.max_body_bytes, options.send_timeout)
+        if body is not None:
+            with in_trace_of(scope, path):
+                await self._app(scope, replayed(body, exchange.receive), exchange.send)
+
+    def _check(self, scope: Scope, path: str) -> None:
+        """Headers alone. Raises ApiError."""
+        size, authorization = 0, b""
+        for name, value in scope["headers"]:
+            size += len(name) + len(value)
+            if name == b"authorization":
+                authorization = value
+        if size > self._service.options.max_header_bytes:
+            raise too_many_headers(self._service.options.max_header_bytes)
+        if path in self._guarded:
+            scope["hfpaged.caller"] = self._service.keys.caller(authorization.decode("latin-1"))
+
+
+def _path(scope: Scope) -> str:
+    """Within this application, which may be mounted in another one."""
+    path: str = scope["path"]
+    root: str = scope.get("root_path", "")
+    return path.removeprefix(root) if path.startswith(root + "/") else path
+
+
+def too_many_headers(limit: int) -> ApiError:
+    return ApiError(
+        431, f"the headers are longer than {limit} bytes, which is this server's limit", code="headers_too_large",
+        headers={"Connection": "close"},
+    )  # fmt: skip

@@ -2,23 +2,124 @@
 
 from __future__ import annotations
 
+import ipaddress
+import logging
+import os
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
-import uvicorn
+import torch
+from rich.console import Console
+from transformers import PreTrainedModel
 
 from hfpaged import demo_model
 from hfpaged.engine.batcher import ContinuousBatcher
+from hfpaged.errors import InvalidConfigError
+from hfpaged.serve import start_report
 from hfpaged.serve.app import build_app
+from hfpaged.serve.logs import logging_to_stderr
 from hfpaged.serve.options import ServeOptions
+from hfpaged.serve.uvicorn_server import Config, Server, bound
+from hfpaged.telemetry import providers
+from hfpaged.telemetry.span_attributes import CAPTURE_CONTENT
+
+logger = logging.getLogger("hfpaged")
 
 
 def run(
     model: Any = None, tokenizer: Any = None, *, host: str = "127.0.0.1", port: int = 8000,
-    options: ServeOptions | None = None, **sizes: Any,
+    options: ServeOptions | None = None, dtype: str = "auto", device: str | None = None, log_level: str = "info",
+    log_json: bool = False, **sizes: Any,
 ) -> int:  # fmt: skip
-    """Serve a model object, or a name of one, until SIGTERM or Ctrl-C; `sizes` are arguments of ContinuousBatcher."""
-    if model is None or isinstance(model, str):
-        model, tokenizer = demo_model.load(model)
-    with ContinuousBatcher(model, tokenizer, **sizes) as batcher:
-        uvicorn.run(build_app(batcher, options), host=host, port=port)
+    """Serve a model object, or one of a name or folder, until SIGTERM or Ctrl-C; returns 0.
+
+    Args:
+        model, tokenizer: as ContinuousBatcher takes them, or a name or folder alone; None: the demo model.
+        host, port: where to listen; port 0 takes a free one.
+        options: of the server.
+        dtype, device: of a model that is loaded here; "auto": the checkpoint's, None: cuda where there is one.
+        log_level, log_json: what goes to stderr meanwhile, and as what.
+        sizes: arguments of ContinuousBatcher.
+
+    Raises InvalidConfigError for an address that cannot be had, and what loading and ContinuousBatcher raise.
+    """
+    options = options or ServeOptions()
+    if options.record_prompts:
+        os.environ[CAPTURE_CONTENT] = "true"
+    console = Console(highlight=False)
+    with logging_to_stderr(log_level, as_json=log_json), providers.observed(), _listening(host, port) as listening:
+        with _progress("loading the model", console, log_json):
+            if not isinstance(model, torch.nn.Module):
+                model, tokenizer = _load(model, dtype, device)
+        with _progress("measuring what a step takes, and making the pool", console, log_json):
+            batcher = ContinuousBatcher(model, tokenizer, **sizes)
+        with batcher:
+            _serve(batcher, options, listening, console, log_json)
     return 0
+
+
+def _serve(
+    batcher: ContinuousBatcher, options: ServeOptions, listening: socket.socket, console: Console, log_json: bool
+) -> None:
+    host, port = listening.getsockname()[:2]
+    url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    told = start_report.figures(batcher, options, url)
+    if log_json:
+        start_report.log(told)
+    else:
+        start_report.show(told, console)
+    if not options.api_keys and not ipaddress.ip_address(host.partition("%")[0]).is_loopback:
+        logger.warning("%s can be reached from other machines, and without an API key everybody is let in", url)
+    app = build_app(batcher, options)
+    config = Config(app, app.state.service, log_config=None)
+    server = Server(config, app.state.service, partial(_tell_ready, url, console, log_json))
+    server.run(sockets=[listening])
+    logger.info("stopped: no request is left, and all that was recorded is delivered")
+
+
+def _tell_ready(url: str, console: Console, log_json: bool) -> None:
+    if log_json:
+        logger.info("ready: %s", url, extra={"fields": {"url": url}})
+    else:
+        console.print(f"ready: {url}/v1 for clients, {url}/ to look at it; Ctrl-C to stop", soft_wrap=True)
+        sys.stdout.flush()
+
+
+def _load(name: Any, dtype: str, device: str | None) -> tuple[PreTrainedModel, Any]:
+    """Raises DemoModelError."""
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if name is None:  # whose makers' dtype is not that of the file that it ships in
+        return demo_model.load(None, "float32" if dtype == "auto" else dtype, device)
+    return demo_model.load(name, dtype, device)
+
+
+@contextmanager
+def _listening(host: str, port: int) -> Iterator[socket.socket]:
+    try:
+        listening = bound(host, port)
+    except OSError as error:
+        raise InvalidConfigError(
+            f"cannot listen on {host}:{port}: {error.strerror or error}; use another --host, or another --port (0 "
+            "takes a free one)"
+        ) from error
+    with listening:
+        yield listening
+
+
+@contextmanager
+def _progress(words: str, console: Console, log_json: bool) -> Iterator[None]:
+    """A clock on a terminal, a line elsewhere."""
+    if log_json:
+        logger.info(words)
+        yield
+    elif console.is_terminal:
+        with console.status(f"{words} ..."):
+            yield
+    else:
+        console.print(f"{words} ...")
+        sys.stdout.flush()
+        yield

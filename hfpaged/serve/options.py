@@ -5,19 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-MIB = 1 << 20
+from hfpaged.errors import InvalidConfigError
+
+# A body is parsed in one go, in which nothing else happens on the event loop: 41 ms for 150,000 token ids, 4 ms for
+# as many bytes of text.
+MAX_BODY_BYTES = 1 << 20
+MAX_HEADER_BYTES = 32 << 10
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServeOptions:
-    """Of one server.
+    """Of one server. Raises InvalidConfigError.
 
     api_keys             by tenant; without any, everybody is let in
     salt_secret          what salts are derived from; None: random bytes, new at each start
     served_model_names   what /v1/models tells and requests may name; none: the model's own name
     adapters             folders of PEFT adapters by the name under which requests choose them
     request_timeout      seconds that one request may take, None for any
-    send_timeout         seconds that a reader may leave what is sent to him unread
+    send_timeout         seconds that a reader may leave what is sent to him unread, or a writer take for his request
     shutdown_timeout     seconds that requests under way get when the server is told to stop
     max_body_bytes, max_header_bytes   of one request
     metrics_compat       "vllm": metrics under vLLM's names besides
@@ -30,8 +35,20 @@ class ServeOptions:
     adapters: Mapping[str, str] = field(default_factory=dict)
     request_timeout: float | None = None
     send_timeout: float = 30.0
-    shutdown_timeout: float = 30.0
-    max_body_bytes: int = 4 * MIB
-    max_header_bytes: int = 32 * 1024
+    shutdown_timeout: float = 25.0
+    max_body_bytes: int = MAX_BODY_BYTES
+    max_header_bytes: int = MAX_HEADER_BYTES
     metrics_compat: str | None = None
     record_prompts: bool = False
+
+    def __post_init__(self) -> None:
+        if any(not key for key in self.api_keys.values()):
+            raise InvalidConfigError("an API key is empty, which would let everybody in; leave it out, or give one")
+        for name in ("request_timeout", "send_timeout", "max_body_bytes", "max_header_bytes"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise InvalidConfigError(f"{name}={value} leaves nothing; use more than 0")
+        if self.shutdown_timeout < 0:
+            raise InvalidConfigError(f"shutdown_timeout={self.shutdown_timeout} is no time; use 0 or more seconds")
+        if both := set(self.served_model_names) & set(self.adapters):
+            raise InvalidConfigError(f"{sorted(both)[0]!r} is a name of the model and of an adapter; use two names")

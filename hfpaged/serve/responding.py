@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
 from contextlib import aclosing
 from typing import Any, TypeVar
 
-import anyio
 from starlette.requests import Request
 from starlette.responses import Response
 
 from hfpaged.engine.call import Call, Submission
 from hfpaged.engine.outputs import RequestOutput
 from hfpaged.serve.callers import Caller
+from hfpaged.serve.deadline import Deadline
 from hfpaged.serve.event_stream import EventStream, event, until_gone
 from hfpaged.serve.http_errors import ApiError, api_error
 from hfpaged.serve.json_text import json_bytes
@@ -40,7 +40,9 @@ async def respond_whole(request: Request, prepare: Prepare, build: Callable[[lis
     them. Raises ApiError, and what `Service.begin` raises.
     """
     service = service_of(request)
-    outputs = await _while_there(request, _to_the_end(service, prepare, caller_of(request)))
+    with service.answering():
+        work = _to_the_end(service, prepare, caller_of(request))
+        outputs = await _while_there(request, work, service.deadline())
     for output in outputs:
         if output.error is not None:
             raise api_error(output.error)
@@ -54,22 +56,18 @@ async def respond_stream(
     `chunks` gives whole events, the last ones and [DONE] included; it may raise ApiError, which is sent as an event.
     """
     service = service_of(request)
-    call = await _while_there(request, service.begin(prepare, caller_of(request)))
-    options = service.options
+    deadline = service.deadline()
+    call = await _while_there(request, service.begin(prepare, caller_of(request)), deadline)
     return EventStream(
-        _telling_errors(chunks(call)), call.close, send_timeout=options.send_timeout, limit=options.request_timeout,
-        late=event(_too_long(options.request_timeout).body),
+        _telling_errors(chunks(call)), call.close, send_timeout=service.options.send_timeout, ends=deadline,
+        answering=service.answering,
     )  # fmt: skip
 
 
 async def _to_the_end(service: Service, prepare: Prepare, caller: Caller) -> list[RequestOutput]:
-    limit = service.options.request_timeout
     call = await service.begin(prepare, caller)
     try:
-        with anyio.fail_after(limit):
-            return await call.last_outputs()
-    except TimeoutError:
-        raise _too_long(limit) from None
+        return await call.last_outputs()
     finally:
         call.close()
 
@@ -84,23 +82,20 @@ async def _telling_errors(chunks: AsyncGenerator[bytes]) -> AsyncGenerator[bytes
         yield event(api_error(error).body)
 
 
-def _too_long(limit: float | None) -> ApiError:
-    return ApiError(
-        503, f"the request took longer than {limit} seconds, which is this server's limit (--request-timeout); ask for "
-        "fewer tokens, or try again when there is less to do", code="request_timeout",
-    )  # fmt: skip
-
-
-async def _while_there(request: Request, work: Awaitable[T]) -> T:
-    """What `work` gives; it is cancelled when the client hangs up, and ApiError 499 raised, which nobody will read."""
-    working = asyncio.ensure_future(work)
-    leaving = asyncio.ensure_future(until_gone(request.receive))
+async def _while_there(request: Request, work: Coroutine[Any, Any, T], deadline: Deadline) -> T:
+    """What `work` gives. It is cancelled when the deadline has come, which raises its ApiError, and when the client
+    hangs up: ApiError 499, which nobody will read.
+    """
+    working, late = asyncio.ensure_future(work), asyncio.ensure_future(deadline())
+    tasks: list[asyncio.Future[Any]] = [working, late, asyncio.ensure_future(until_gone(request.receive))]
     try:
-        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise ApiError(499, "the client has closed the connection", code="client_closed_request")
-        return working.result()
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            return working.result()
+        if late.done():
+            raise late.result()
+        raise ApiError(499, "the client has closed the connection", code="client_closed_request")
     finally:
-        for task in (working, leaving):
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(working, leaving, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 
+from prometheus_client import CollectorRegistry
 from transformers import PreTrainedTokenizerBase
 
 from hfpaged.compat import model_name
 from hfpaged.engine.batcher import ContinuousBatcher
 from hfpaged.engine.call import Call, Submission
 from hfpaged.engine.running import RunningEngine
+from hfpaged.errors import QueueFullError
 from hfpaged.serve.callers import Caller, KeyRing
+from hfpaged.serve.deadline import Deadline, stopping
 from hfpaged.serve.http_errors import ApiError
+from hfpaged.serve.metrics import watching
 from hfpaged.serve.options import ServeOptions
+
+logger = logging.getLogger("hfpaged")
+
+LAST_WORDS = 2.0  # seconds for telling those who are cut short
+NOT_STARTED = "this application has not been started: whoever mounts it enters its lifespan, see build_app"
 
 
 class Service:
@@ -22,15 +33,18 @@ class Service:
 
     engine        None before the start and after the end
     is_draining   no request is taken any more
-    is_warm       the first steps, which compile kernels, have been made
+    is_warm       the first forwards, which compile kernels, have been made
     """
+
+    engine: RunningEngine | None = None
+    is_draining = is_warm = False
 
     def __init__(self, batcher: ContinuousBatcher, options: ServeOptions) -> None:
         self.batcher, self.options = batcher, options
         self.keys = KeyRing(options.api_keys, options.salt_secret)
-        self.engine: RunningEngine | None = None
-        self.is_draining = self.is_warm = False
-        self.created = int(time.time())
+        self.registry, self.created = CollectorRegistry(), int(time.time())
+        self._num_answers = 0
+        self._stopped = asyncio.Event()  # the time of those who have not ended is over
 
     @property
     def model_names(self) -> tuple[str, ...]:
@@ -60,8 +74,10 @@ class Service:
 
         Raises what `prepare` and `ContinuousBatcher.add_request` raise, and ApiError 503 while the server stops.
         """
-        if self.engine is None or self.is_draining:
-            raise ApiError(503, "this server is stopping or has not started; try another one", code="shutting_down")
+        if self.is_draining:
+            raise stopping()
+        if self.engine is None:
+            raise ApiError(503, NOT_STARTED, code="not_started")
 
         def owned() -> Iterable[Submission]:
             for prompt, settings in prepare():
@@ -71,12 +87,68 @@ class Service:
 
         return await self.engine.begin(owned)
 
+    def deadline(self) -> Deadline:
+        """Of a request that begins now."""
+        return Deadline(self.options.request_timeout, self._stopped)
+
+    @contextmanager
+    def answering(self) -> Iterator[None]:
+        """A client is being answered: the server does not end meanwhile."""
+        self._num_answers += 1
+        try:
+            yield
+        finally:
+            self._num_answers -= 1
+
+    def why_not_ready(self) -> ApiError | None:
+        """Why a load balancer should send its requests elsewhere, None where it should not."""
+        if self.is_draining:
+            return stopping()
+        if self.engine is None:
+            return ApiError(503, NOT_STARTED, code="not_started")
+        if not self.engine.is_healthy:
+            return ApiError(503, "the engine makes no steps", code="engine_dead")
+        if not self.is_warm:
+            return ApiError(503, "the first forwards, which compile kernels, are under way", code="warming_up")
+        try:
+            self.batcher.check_queue()
+        except QueueFullError as error:
+            return ApiError(503, str(error), code="queue_full")
+        return None
+
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """The engine's thread, between start and end of the application."""
-        async with self.batcher.running() as engine:
-            self.engine = engine
+        self.is_draining, self.is_warm = False, False
+        self._stopped = asyncio.Event()
+        async with self.batcher.running() as self.engine:
+            warming = asyncio.ensure_future(self._warm_up())
             try:
-                yield
+                with watching(self.registry, self.options.metrics_compat):
+                    yield
             finally:
+                await self.drain()
+                await asyncio.gather(warming, return_exceptions=True)
                 self.engine = None
+
+    async def drain(self, is_over: Callable[[], bool] = bool) -> None:
+        """Take no more requests, and let those under way end until `shutdown_timeout` seconds are over, or `is_over`
+        says so; the others are told, and aborted.
+        """
+        self.is_draining = True
+        if not self._stopped.is_set():
+            await self._until_answered(self.options.shutdown_timeout, is_over)
+        self._stopped.set()
+        await self._until_answered(LAST_WORDS, lambda: False)
+
+    async def _until_answered(self, seconds: float, is_over: Callable[[], bool]) -> None:
+        end = time.monotonic() + seconds
+        while self._num_answers and time.monotonic() < end and not is_over():
+            await asyncio.sleep(0.02)
+
+    async def _warm_up(self) -> None:
+        try:
+            await asyncio.to_thread(self.batcher.warm_up)
+        except Exception:  # requests will tell
+            logger.exception("the first forwards failed")
+        self.is_warm = True

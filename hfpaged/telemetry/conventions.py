@@ -10,6 +10,7 @@ PROVIDER = "hfpaged"  # the well-known providers have none for a model in one's 
 
 # Operations.
 TEXT_COMPLETION = "text_completion"
+CHAT = "chat"
 
 # Attributes of the conventions.
 OPERATION_NAME = "gen_ai.operation.name"
@@ -24,6 +25,8 @@ REQUEST_CHOICE_COUNT = "gen_ai.request.choice.count"
 REQUEST_FREQUENCY_PENALTY = "gen_ai.request.frequency_penalty"
 REQUEST_PRESENCE_PENALTY = "gen_ai.request.presence_penalty"
 REQUEST_STOP_SEQUENCES = "gen_ai.request.stop_sequences"
+SERVER_ADDRESS = "server.address"
+SERVER_PORT = "server.port"
 RESPONSE_ID = "gen_ai.response.id"
 RESPONSE_MODEL = "gen_ai.response.model"
 RESPONSE_FINISH_REASONS = "gen_ai.response.finish_reasons"

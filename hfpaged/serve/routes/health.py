@@ -17,3 +17,12 @@ async def health(request: Request) -> Response:
     if engine is None or not engine.is_healthy:
         raise ApiError(503, "the engine makes no steps", code="engine_dead")
     return Response()
+
+
+@router.get("/ready")
+async def ready(request: Request) -> Response:
+    """200 while more requests are welcome; 503 while kernels are compiled, the queue is full, or it stops."""
+    why_not = service_of(request).why_not_ready()
+    if why_not is not None:
+        raise why_not
+    return Response()

@@ -1,0 +1,79 @@
+"""The body of a request: read before anybody parses it, as far as it may be long."""
+
+from __future__ import annotations
+
+import anyio
+from starlette.types import Message, Receive, Scope
+
+from hfpaged.serve.http_errors import ApiError
+
+# A client that sends its whole request before it reads would not see why it was refused if the connection were closed
+# at once, so as much as this is read and dropped.
+DISCARDED = 16 << 20
+
+_EMPTY: Message = {"type": "http.request", "body": b"", "more_body": False}
+
+
+async def read_body(scope: Scope, receive: Receive, limit: int, seconds: float) -> Message | None:
+    """All of it, as one message; None where the client went before. Raises ApiError 413 for one of more than `limit`
+    bytes, 408 for one that takes longer than `seconds`, 400 for lengths that are none.
+    """
+    headers = dict(scope["headers"])
+    length = _length(headers.get(b"content-length"))
+    if length == 0 or (length is None and b"transfer-encoding" not in headers):
+        return _EMPTY
+    if length is not None and length > limit and (length > limit + DISCARDED or b"expect" in headers):
+        raise too_large(limit, closes=True)
+    try:
+        with anyio.fail_after(seconds):
+            return await _read(receive, limit)
+    except TimeoutError:
+        raise ApiError(
+            408, f"the request was not sent whole within {seconds:g} seconds, which is this server's limit "
+            "(--send-timeout)", code="request_timeout", headers={"Connection": "close"},
+        ) from None  # fmt: skip
+
+
+async def _read(receive: Receive, limit: int) -> Message | None:
+    parts: list[bytes] = []
+    size, is_whole = 0, False
+    while not is_whole:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return None
+        size += len(message.get("body", b""))
+        is_whole = not message.get("more_body", False)
+        if size > limit + DISCARDED and not is_whole:
+            raise too_large(limit, closes=True)
+        if size <= limit:
+            parts.append(message.get("body", b""))
+        else:
+            parts.clear()
+    if size > limit:
+        raise too_large(limit, closes=False)
+    return {"type": "http.request", "body": b"".join(parts), "more_body": False}
+
+
+def replayed(message: Message, receive: Receive) -> Receive:
+    """Gives `message` first, then what comes behind it: that the client has gone."""
+    waiting = [message]
+
+    async def receive_again() -> Message:
+        return waiting.pop() if waiting else await receive()
+
+    return receive_again
+
+
+def too_large(limit: int, *, closes: bool) -> ApiError:
+    return ApiError(
+        413, f"the body is longer than {limit} bytes, which is this server's limit (--max-request-bytes)",
+        code="request_too_large", headers={"Connection": "close"} if closes else {},
+    )  # fmt: skip
+
+
+def _length(given: bytes | None) -> int | None:
+    if given is None:
+        return None
+    if not given.isdigit():
+        raise ApiError(400, "Content-Length is no number of bytes", code="invalid_header")
+    return int(given)

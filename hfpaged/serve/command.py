@@ -1,0 +1,83 @@
+"""`hfpaged serve`: an OpenAI-compatible server of one model."""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+from hfpaged.errors import InvalidConfigError
+from hfpaged.serve import flag_types
+from hfpaged.serve.flags import add_flags
+from hfpaged.serve.options import ServeOptions
+
+LINE = "an OpenAI-compatible server around a model, with metrics and a live page"
+
+EPILOG = """\
+examples:
+  hfpaged serve                                        the demo model on http://127.0.0.1:8000
+  hfpaged serve ./my-model --kv-cache-memory 2GiB      your own, with a pool of this size
+  hfpaged serve org/model --host 0.0.0.0 --api-key-file keys.txt --log-json
+  curl http://127.0.0.1:8000/v1/models
+
+Flags may be written with _ instead of -. SIGTERM or Ctrl-C lets running requests end; a second one does not.
+"""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Declare the command and its flags."""
+    parser = subparsers.add_parser(
+        "serve", help=LINE, description=LINE, epilog=EPILOG, usage="hfpaged serve [MODEL] [--FLAG VALUE ...]",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument(
+        "model", nargs="?", metavar="MODEL", help="folder or hub id (default: the demo model, SmolLM2-135M-Instruct)"
+    )
+    add_flags(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until SIGTERM or Ctrl-C. Raises HfpagedError for what cannot be served."""
+    options = options_of(args)
+    sizes = sizes_of(args)
+    if args.otlp_endpoint is not None:
+        os.environ["OTEL_EXPORTER_OTLP_ENDPOINT"] = args.otlp_endpoint
+    from hfpaged.serve.launch import run as serve
+
+    return serve(
+        args.model, host=args.host, port=args.port, options=options, dtype=args.dtype, device=args.device,
+        log_level=args.log_level, log_json=args.log_json, **sizes,
+    )  # fmt: skip
+
+
+def options_of(args: argparse.Namespace) -> ServeOptions:
+    """What the server is told. Raises InvalidConfigError."""
+    return ServeOptions(
+        api_keys=flag_types.api_keys(args.api_key, args.api_key_file, os.environ.get("HFPAGED_API_KEY")),
+        served_model_names=tuple(args.served_model_name),
+        adapters=flag_types.adapters(args.adapter),
+        request_timeout=args.request_timeout,
+        send_timeout=args.send_timeout,
+        shutdown_timeout=args.shutdown_timeout,
+        max_body_bytes=args.max_request_bytes,
+        metrics_compat=args.metrics_compat,
+        record_prompts=args.record_prompts,
+    )
+
+
+def sizes_of(args: argparse.Namespace) -> dict[str, object]:
+    """What ContinuousBatcher is told. Raises InvalidConfigError."""
+    if args.window is not None or args.sinks is not None:
+        raise InvalidConfigError(
+            "--window and --sinks are for one endless text, and the engine of a server keeps all tokens of a request "
+            "until it ends; use generate(past_key_values=PagedCache(model, window=...)), or --max-model-len here"
+        )
+    return {
+        "memory": args.gpu_memory_utilization if args.kv_cache_memory is None else args.kv_cache_memory,
+        "block_size": args.block_size,
+        "kv_dtype": args.kv_cache_dtype,
+        "max_num_seqs": args.max_num_seqs,
+        "max_num_batched_tokens": args.max_num_batched_tokens,
+        "max_model_len": args.max_model_len,
+        "prefix_sharing": args.enable_prefix_caching,
+        "max_num_queued_requests": args.max_num_queued_requests,
+    }

@@ -1,0 +1,153 @@
+"""uvicorn as this server needs it: it ends by draining, reads no endless headers, and can drop a connection."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from hfpaged.serve.event_stream import DROP
+from hfpaged.serve.gate import too_many_headers
+from hfpaged.serve.http_errors import ApiError
+from hfpaged.serve.service import Service
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+# What clients have to end their connections when all of them are answered or were told that they will not be.
+GRACE_SECONDS = 5
+KEEP_ALIVE_SECONDS = 75  # longer than the minute after which load balancers let go: they must be the first
+
+
+class Config(uvicorn.Config):
+    """Of the application that `service` serves."""
+
+    def __init__(self, app: Any, service: Service, **rest: Any) -> None:
+        super().__init__(
+            app, http=Protocol, ws="none", lifespan="on", access_log=False, server_header=False,
+            timeout_keep_alive=KEEP_ALIVE_SECONDS, timeout_graceful_shutdown=GRACE_SECONDS, **rest,
+        )  # fmt: skip
+        self.max_head = service.options.max_header_bytes
+        self.head_seconds = service.options.send_timeout
+
+
+class Protocol(HttpToolsProtocol):
+    """One connection. What comes before a body is bounded in bytes and in time."""
+
+    config: Config
+    _head_bytes = 0  # of the head that is being read
+    _is_in_head = True
+    _too_slow: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._too_slow = self.loop.call_later(self.config.head_seconds, transport.abort)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_clock()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_in_head:
+            self._head_bytes += len(data)
+            if self._too_slow is None:
+                self._too_slow = self.loop.call_later(self.config.head_seconds, self.transport.abort)
+        super().data_received(data)
+        if self._is_in_head and self._head_bytes > self.config.max_head and not self.transport.is_closing():
+            self._refuse(too_many_headers(self.config.max_head))
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self.scope["extensions"] = {DROP: {"abort": self.transport.abort}}
+
+    def on_headers_complete(self) -> None:
+        self._is_in_head, self._head_bytes = False, 0
+        self._stop_clock()
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._is_in_head = True
+        super().on_message_complete()
+
+    def _stop_clock(self) -> None:
+        if self._too_slow is not None:
+            self._too_slow.cancel()
+            self._too_slow = None
+
+    def _refuse(self, error: ApiError) -> None:
+        answer = error.response()
+        head = b"".join(name + b": " + value + b"\r\n" for name, value in answer.raw_headers)
+        self.transport.write(f"HTTP/1.1 {error.status} \r\n".encode() + head + b"\r\n" + bytes(answer.body))
+        self.transport.close()
+
+
+class Server(uvicorn.Server):
+    """`on_ready` is called when the application is ready for requests. The first signal to stop lets requests end, the
+    second one ends them at once; neither is anybody's error.
+    """
+
+    def __init__(self, config: Config, service: Service, on_ready: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._service, self._on_ready = service, on_ready
+        self._is_hurried = False
+
+    async def main_loop(self) -> None:
+        """Until it is told to stop, and all clients have been answered. Connections are taken as long: who asks is told
+        that this server stops, and /ready and /metrics tell how it ends.
+        """
+        announcing = asyncio.ensure_future(self._announce())
+        try:
+            await super().main_loop()
+        finally:
+            announcing.cancel()
+        await self._service.drain(lambda: self._is_hurried)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """A signal came."""
+        self._is_hurried = self.should_exit
+        self.should_exit = self._service.is_draining = True
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """uvicorn's own would raise them again at the end, and the process would not end with 0."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.signal(number, self.handle_exit) for number in STOP_SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    async def _announce(self) -> None:
+        while self._service.why_not_ready() is not None:
+            await asyncio.sleep(0.02)
+        self._on_ready()
+
+
+def bound(host: str, port: int) -> socket.socket:
+    """A socket that nobody can connect to yet: whether the address is free shall be known before a model is loaded.
+
+    Raises OSError.
+    """
+    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    found = socket.socket(family, kind, protocol)
+    try:
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        with socket.socket(family, kind, protocol) as trial:  # who listens there is seen by listening only
+            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            trial.bind(address)
+            trial.listen()
+            address = trial.getsockname()
+        found.bind(address)
+    except BaseException:
+        found.close()
+        raise
+    return found
