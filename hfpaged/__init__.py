@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from hfpaged.engine.delivery import StreamEvent
     from hfpaged.engine.outputs import RequestMetrics, RequestOutput, SequenceOutput
     from hfpaged.errors import (
+        AdapterLostError,
         AutogradError,
         BatcherClosedError,
         CacheMismatchError,
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
         InvalidLogitsError,
         KVScalesError,
         MetricsError,
+        MixedForwardError,
         NestedStepError,
         OutOfBlocksError,
         PackedForwardError,
@@ -58,6 +60,7 @@ _HOMES = {
     "hfpaged.prefix_report": ("PrefixReport", "TokenDifference"),
     "hfpaged.watching.watch": ("watch",),
     "hfpaged.errors": (
+        "AdapterLostError",
         "AutogradError",
         "BatcherClosedError",
         "CallbackError",
@@ -70,6 +73,7 @@ _HOMES = {
         "InvalidConfigError",
         "KVScalesError",
         "MetricsError",
+        "MixedForwardError",
         "NestedStepError",
         "OutOfBlocksError",
         "PrefixFileError",
@@ -85,6 +89,7 @@ _SUBPACKAGES = ("serve", "telemetry")
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "AdapterLostError",
     "AutogradError",
     "BatcherClosedError",
     "CacheMismatchError",
@@ -99,6 +104,7 @@ __all__ = [
     "KVScalesError",
     "MemoryMap",
     "MetricsError",
+    "MixedForwardError",
     "NestedStepError",
     "OutOfBlocksError",
     "PackedForwardError",

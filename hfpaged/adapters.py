@@ -18,7 +18,7 @@ def active_adapters(model: nn.Module) -> tuple[str, ...]:
     PEFT's prompt tuning is told only by the wrapped model: the model inside sees its embeddings as input.
     """
     names: set[str] = set()
-    for layer in _adapter_layers(transformers_model(model)):
+    for layer in adapter_layers(transformers_model(model)):
         if not layer.disable_adapters:
             names.update(getattr(layer, "merged_adapters", ()) or layer.active_adapters)
     wrapper: Any = None if isinstance(model, PreTrainedModel) else model
@@ -29,7 +29,7 @@ def active_adapters(model: nn.Module) -> tuple[str, ...]:
 
 def adapter_scales(model: nn.Module) -> str | None:
     """How strongly the adapters act in each layer, and where they are merged, as text; None without any."""
-    layers = _adapter_layers(transformers_model(model))
+    layers = adapter_layers(transformers_model(model))
     scales = [
         (getattr(layer, "merged_adapters", ()), sorted(getattr(layer, "scaling", {}).items())) for layer in layers
     ]
@@ -41,7 +41,7 @@ def row_adapters(model: nn.Module) -> tuple[str, ...] | None:
 
     "__base__" is a row without. PEFT takes the argument away and hangs it on its layers as hooks.
     """
-    for layer in _adapter_layers(transformers_model(model)):
+    for layer in adapter_layers(transformers_model(model)):
         for hook in layer._forward_pre_hooks.values():
             names = getattr(hook, "keywords", {}).get("adapter_names")
             if names is not None:
@@ -50,7 +50,7 @@ def row_adapters(model: nn.Module) -> tuple[str, ...] | None:
     return None
 
 
-def _adapter_layers(model: PreTrainedModel) -> Iterator[Any]:
+def adapter_layers(model: PreTrainedModel) -> Iterator[Any]:
     """PEFT's layers in `model`, and its copies of modules that were trained as a whole."""
     if getattr(model, "peft_config", None):  # PEFT leaves it on every model in which it replaces layers
         for module in model.modules():

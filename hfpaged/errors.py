@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 
 class HfpagedError(Exception):
     """Base of all errors that hfpaged raises on purpose."""
@@ -72,6 +74,24 @@ class PackedForwardError(HfpagedError, RuntimeError):
             f"({reason}); compute them one by one"
         )
         self.reason = reason
+
+
+class MixedForwardError(HfpagedError, RuntimeError):
+    """A forward with several adapters met a layer that cannot take them side by side; each needs its own forward."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(
+            f"tokens of several adapters lie side by side in this forward, and {reason}; compute them apart"
+        )
+        self.reason = reason
+
+
+class AdapterLostError(HfpagedError, ValueError):
+    """Adapters that requests have chosen cannot act any more; those requests fail, and no other."""
+
+    def __init__(self, names: Iterable[str | None], why: str) -> None:
+        super().__init__(f"{why}: the requests that have chosen it fail; load it again and send them again")
+        self.names = frozenset(names)
 
 
 class RequestTooLongError(HfpagedError, ValueError):

@@ -1,9 +1,8 @@
-"""The engine put together: sizes are checked and decided, and what was decided can be read."""
+"""The engine put together: sizes are decided, and what was decided can be read."""
 
 from __future__ import annotations
 
 import logging
-import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,22 +12,22 @@ from transformers import PreTrainedTokenizerBase
 from hfpaged import compat
 from hfpaged.cache_pool import PoolSpec
 from hfpaged.config import format_bytes
+from hfpaged.engine.adapter_routing import AdapterRouter
 from hfpaged.engine.core import Engine
 from hfpaged.engine.graph_support import make_graphs
 from hfpaged.engine.limits import Limits
 from hfpaged.engine.model_runner import ModelRunner, Piece
 from hfpaged.engine.pacing import Pace
 from hfpaged.engine.params import RequestParams
-from hfpaged.engine.preemption import POLICIES, PreemptionPolicy
+from hfpaged.engine.preemption import POLICIES
 from hfpaged.engine.request_sequences import describe_requests
 from hfpaged.engine.scheduler import Scheduler
 from hfpaged.engine.sequence_maker import SequenceMaker
-from hfpaged.engine.sizing import PoolSizing, check_share, default_share, size_pool
+from hfpaged.engine.sizing import PoolSizing, default_share, size_pool
+from hfpaged.engine.spec import EngineSpec
 from hfpaged.engine.trial import refusing, try_out
 from hfpaged.errors import InvalidConfigError, RequestTooLongError
-from hfpaged.kv_format import Spec
 from hfpaged.kv_pool import KVPool
-from hfpaged.kv_scales import KVScales
 from hfpaged.live_pools import on_trial
 from hfpaged.packed_cache import PackedCache
 from hfpaged.prepack import is_prepacked, prepack, prepack_report, unprepack
@@ -38,53 +37,12 @@ logger = logging.getLogger("hfpaged")
 
 
 @dataclass(frozen=True)
-class EngineSpec:
-    """The arguments of ContinuousBatcher, checked. Raises InvalidConfigError."""
-
-    memory: float | int | str | None
-    num_blocks: int | None
-    block_size: int
-    kv_dtype: Spec
-    kv_scales: KVScales | str | os.PathLike[str] | None
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    max_model_len: int | None
-    policy: str
-    preemption: str | PreemptionPolicy
-    watermark: float
-    max_step_stretch: float | None
-    prefix_sharing: bool
-    prepack: bool | None
-    cuda_graphs: bool | None
-    max_num_queued_requests: int | None
-
-    def __post_init__(self) -> None:
-        if self.max_num_seqs < 1 or self.max_num_batched_tokens < self.max_num_seqs:
-            raise InvalidConfigError(
-                f"max_num_seqs={self.max_num_seqs} with max_num_batched_tokens={self.max_num_batched_tokens}: each "
-                "sequence may want one token of a step; use at least 1, and as many tokens as sequences"
-            )
-        if self.policy not in ("fcfs", "priority"):
-            raise InvalidConfigError(f'policy={self.policy!r} is unknown; use "fcfs" or "priority"')
-        if isinstance(self.preemption, str) and self.preemption not in POLICIES:
-            raise InvalidConfigError(f"preemption={self.preemption!r} is unknown; use one of {', '.join(POLICIES)}")
-        if isinstance(self.memory, float):
-            check_share(self.memory)
-        if not 0 <= self.watermark < 1:
-            raise InvalidConfigError(f"watermark={self.watermark} is a share of the pool; use 0 to less than 1")
-        if self.max_step_stretch is not None and self.max_step_stretch <= 1:
-            raise InvalidConfigError(
-                f"max_step_stretch={self.max_step_stretch}: a step with prompt tokens takes longer than one without; "
-                "use more than 1, or None for no limit"
-            )
-
-
-@dataclass(frozen=True)
 class Assembly:
     """The parts of an engine."""
 
     engine: Engine
     runner: ModelRunner
+    router: AdapterRouter
     scheduler: Scheduler
     maker: SequenceMaker
     spec: EngineSpec
@@ -139,6 +97,7 @@ class Assembly:
             "max_model_len": self.max_model_len,
             "forward": "packed" if self.runner.packs else f"one by one ({self.runner.why_separate})",
             "graphs": "off" if self.runner.graphs is None else self.runner.graphs.describe(),
+            "adapters": self.router.describe(),
             "prefix_sharing": self.engine.shares_prefixes,
             "prompts": "whole" if self.runner.whole_prompts else "in chunks",
             "requests_of_max_length": self._most_of_max_length(),
@@ -194,13 +153,14 @@ def _assemble(
     )  # fmt: skip
     describe_requests(pool, scheduler)
     maker = SequenceMaker(inner, tokenizer, speculates=runner.can_speculate)
+    router = AdapterRouter(runner, lambda: _spare_runner(model, spec))
     engine = Engine(
-        inner, runner, scheduler, maker, Pace(spec.max_num_batched_tokens, spec.max_step_stretch),
+        inner, runner, router, scheduler, maker, Pace(spec.max_num_batched_tokens, spec.max_step_stretch),
         shares_prefixes=spec.prefix_sharing and runner.can_share,
     )  # fmt: skip
     vocab_size = inner.config.get_text_config(decoder=True).vocab_size
     assembly = Assembly(
-        engine, runner, scheduler, maker, spec, _longest(model, spec), vocab_size, has_prepacked, sizing
+        engine, runner, router, scheduler, maker, spec, _longest(model, spec), vocab_size, has_prepacked, sizing
     )  # fmt: skip
     told = assembly.describe()
     logger.info(

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from hfpaged import compat
 from hfpaged.config import DEFAULT_BLOCK_SIZE
 from hfpaged.engine import registry
-from hfpaged.engine.assembly import EngineSpec, assemble
+from hfpaged.engine.assembly import assemble
 from hfpaged.engine.delivery import Listener, Mailbox, Stream
 from hfpaged.engine.events import Hook
 from hfpaged.engine.intake import Config, Intake
@@ -23,6 +23,7 @@ from hfpaged.engine.preemption import PreemptionPolicy
 from hfpaged.engine.progress import progress_bar
 from hfpaged.engine.prompts import listed, per_prompt
 from hfpaged.engine.running import RunningEngine
+from hfpaged.engine.spec import EngineSpec
 from hfpaged.engine.tally import Tally
 from hfpaged.engine.warm_up import forwards
 from hfpaged.kv_format import Spec
@@ -63,8 +64,7 @@ class ContinuousBatcher:
 
     Raises:
         InvalidConfigError: sizes that cannot work, a model in training mode, graphs that cannot be.
-        UnsupportedModelError: encoder-decoder models, and others that cannot be computed from plain tokens with what a
-            cache keeps of each sequence.
+        UnsupportedModelError: models that cannot be computed from plain tokens with what a cache keeps of a sequence.
     """
 
     def __init__(
@@ -169,7 +169,8 @@ class ContinuousBatcher:
 
     def add_request(
         self, prompt: Any, generation_config: Config = None, *, request_id: str | None = None, priority: int = 0,
-        tenant: str = "", salt: str | None = None, listener: Listener | None = None, **settings: Any,
+        tenant: str = "", salt: str | None = None, adapter: str | None = None, listener: Listener | None = None,
+        **settings: Any,
     ) -> str:  # fmt: skip
         """Let a request wait for the next step, from any thread; returns its id, by which `abort` knows it.
 
@@ -181,11 +182,12 @@ class ContinuousBatcher:
             priority: the smaller, the sooner, with policy="priority".
             tenant: whose it is; waiting tenants get equal shares.
             salt: its prefixes are shared only with requests of the same salt.
+            adapter: of the PEFT adapters that are loaded the one that acts; "__base__": none; None: those active then.
             listener: is given each of its outputs, in the thread that makes the step.
 
         Raises InvalidConfigError, RequestTooLongError for one that can never fit, BatcherClosedError.
         """
-        names: dict[str, Any] = {"request_id": request_id, "priority": priority, "tenant": tenant, "salt": salt}
+        names = dict[str, Any](request_id=request_id, priority=priority, tenant=tenant, salt=salt, adapter=adapter)
         return self._intake.add(listener, prompt, generation_config, **names, **settings)
 
     def abort(self, request_id: str) -> bool:
@@ -211,10 +213,8 @@ class ContinuousBatcher:
 
         A request that fails has finish_reason "error" and its error; one that is refused raises before any begins.
         """
-        prompts = listed(prompts)
-        mailbox = Mailbox()
-        waiting: list[str] = []
-        found: dict[str, RequestOutput] = {}
+        prompts, mailbox = listed(prompts), Mailbox()
+        waiting, found = list[str](), dict[str, RequestOutput]()
         try:
             for prompt, config in zip(prompts, per_prompt(generation_config, len(prompts)), strict=True):
                 waiting.append(self._intake.add(mailbox.put, prompt, config, only_end=True, **settings))

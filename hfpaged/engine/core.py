@@ -9,35 +9,35 @@ from transformers import PreTrainedModel
 
 from hfpaged.clock import now
 from hfpaged.engine import events
+from hfpaged.engine.adapter_routing import AdapterRouter
 from hfpaged.engine.model_runner import ModelRunner, piece_of
 from hfpaged.engine.outputs import FinishReason
 from hfpaged.engine.pacing import Pace
 from hfpaged.engine.prefix_match import PrefixMatch, prefix_match
 from hfpaged.engine.request import Request, SequenceGroup
+from hfpaged.engine.roots import give_roots
 from hfpaged.engine.schedule import Admission, Schedule
 from hfpaged.engine.scheduler import Scheduler
 from hfpaged.engine.sequence_end import has_ended, is_half_done
 from hfpaged.engine.sequence_maker import SequenceMaker
 from hfpaged.engine.teller import Teller
 from hfpaged.engine.token_step import TokenStep, wanted_logits
-from hfpaged.errors import OutOfBlocksError
+from hfpaged.errors import AdapterLostError, OutOfBlocksError
 from hfpaged.kv_pool import KVPool
-from hfpaged.prefix_block import Root
-from hfpaged.prefix_sharing import root_keys
 
 
 class Engine:
     """`tells` hooks of all that happens."""
 
     def __init__(
-        self, model: PreTrainedModel, runner: ModelRunner, scheduler: Scheduler, maker: SequenceMaker, pace: Pace,
-        *, shares_prefixes: bool,
+        self, model: PreTrainedModel, runner: ModelRunner, router: AdapterRouter, scheduler: Scheduler,
+        maker: SequenceMaker, pace: Pace, *, shares_prefixes: bool,
     ) -> None:  # fmt: skip
         self.pool: KVPool = runner.cache.pool
         self.tells = Teller()
         self.num_steps = 0
         self.step_began: float | None = None  # of the one under way, for who watches over it
-        self._model, self._runner, self._scheduler = model, runner, scheduler
+        self._model, self._runner, self._router, self._scheduler = model, runner, router, scheduler
         self.shares_prefixes = shares_prefixes
         self._maker, self._pace = maker, pace
         self._rootless: list[Request] = []  # arrived since the last step
@@ -127,16 +127,11 @@ class Engine:
         return decoding
 
     def _find_roots(self) -> None:
-        """By what the tokens of new requests are found: the weights may have changed since the last ones came."""
-        roots: dict[str | None, Root] = {}
         arrived, self._rootless = self._rootless, []
         self._runner.check_model(is_due=bool(arrived))
-        for request in arrived if self.shares_prefixes else ():
-            if request.salt not in roots:
-                keys = root_keys(self._model, request.salt)
-                with self.pool.changing():
-                    roots[request.salt] = self.pool.prefixes.index.root(keys)
-            request.root = roots[request.salt]
+        if self.shares_prefixes:
+            for request, error in give_roots(self.pool, self._model, self._router, arrived).items():
+                self._fail([request], error)
 
     def _tell_admitted(self, admission: Admission, match: PrefixMatch | None) -> None:
         request = admission.group.request
@@ -158,12 +153,15 @@ class Engine:
             return
         counts = [wanted_logits(work) for work in schedule.work]
         try:
-            logits = self._runner.forward(
+            logits = self._router.forward(
                 [piece_of(work, count) for work, count in zip(schedule.work, counts, strict=True)]
             )
             tokens.take(schedule.work, logits, counts)
         except OutOfBlocksError:  # another cache on the pool was faster; the next step knows
             return
+        except AdapterLostError as error:  # before anything was computed
+            requests = dict.fromkeys(work.group.request for work in schedule.work)
+            self._fail([request for request in requests if request.adapter in error.names], error)
         except Exception as error:  # fails these requests, and nobody else
             self._fail(dict.fromkeys(work.group.request for work in schedule.work), error)
 

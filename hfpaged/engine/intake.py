@@ -51,11 +51,12 @@ class Intake:
 
     def _request(
         self, prompt: Any, generation_config: Config, request_id: str | None = None, priority: int = 0,
-        tenant: str = "", salt: str | None = None, **settings: Any,
+        tenant: str = "", salt: str | None = None, adapter: str | None = None, **settings: Any,
     ) -> Request:  # fmt: skip
         if self.is_closed:
             raise BatcherClosedError("this batcher is closed; make another one")
         self.check_queue()
+        self._parts.router.check(adapter)
         ids, text = read_prompt(prompt, self._tokenizer, self._parts.vocab_size)
         params = resolve_params(self._model, self._tokenizer, len(ids), generation_config, **settings)
         self._parts.check_fits(len(ids), params)
@@ -63,7 +64,9 @@ class Intake:
         name = f"request-{number}" if request_id is None else request_id
         while request_id is None and self._loop.is_there(name):  # somebody has chosen it
             name += "+"
-        request = Request(name, number, ids, params, text=text, priority=priority, tenant=tenant, salt=salt)
+        request = Request(
+            name, number, ids, params, text=text, priority=priority, tenant=tenant, salt=salt, adapter=adapter
+        )
         self._parts.maker.group(request)
         return request
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import logging
 import time
+from collections.abc import Callable
 from collections.abc import Sequence as Many
 from typing import Any
 
@@ -28,12 +29,17 @@ logger = logging.getLogger("hfpaged")
 
 
 class Piece:
-    """Tokens of one sequence in a forward. `logits`: of how many of its last tokens they are wanted."""
+    """Tokens of one sequence in a forward. `logits`: of how many of its last tokens they are wanted. `adapter`: the one
+    that its request chose.
+    """
 
-    __slots__ = ("blocks", "logits", "start", "token_ids")
+    __slots__ = ("adapter", "blocks", "logits", "start", "token_ids")
 
-    def __init__(self, blocks: Sequence, start: int, token_ids: Many[int], logits: int) -> None:
+    def __init__(
+        self, blocks: Sequence, start: int, token_ids: Many[int], logits: int, adapter: str | None = None
+    ) -> None:
         self.blocks, self.start, self.token_ids, self.logits = blocks, start, token_ids, logits
+        self.adapter = adapter
 
 
 def piece_of(work: Scheduled, logits: int) -> Piece:
@@ -42,7 +48,8 @@ def piece_of(work: Scheduled, logits: int) -> Piece:
     assert seq.blocks is not None
     stop = work.start + work.count - len(seq.draft)
     ids = seq.tokens[work.start : stop]
-    return Piece(seq.blocks, work.start, [*ids, *seq.draft] if seq.draft else ids, logits)
+    adapter = seq.request.adapter
+    return Piece(seq.blocks, work.start, [*ids, *seq.draft] if seq.draft else ids, logits, adapter)
 
 
 class ModelRunner:
@@ -101,12 +108,32 @@ class ModelRunner:
         Raises OutOfBlocksError and whatever the model raises; the sequences are as before then, or have no token where
         they cannot go back.
         """
-        if len(pieces) > 1 and self.packs and not self._depends_on_length(pieces):
+        if self.would_pack(pieces):
             try:
                 return self._packed(pieces)
             except PackedForwardError as error:
                 self.stop_packing(error.reason)
-        return self._one_by_one(pieces) if len(pieces) > 1 else self._packed(pieces)
+        if len(pieces) > 1:
+            return torch.cat(self.in_parts([[piece] for piece in pieces], self._packed))
+        return self._packed(pieces)
+
+    def would_pack(self, pieces: Many[Piece]) -> bool:
+        """Whether several pieces would lie side by side in one forward."""
+        return len(pieces) > 1 and self.packs and not self._depends_on_length(pieces)
+
+    def in_parts(self, parts: Many[Many[Piece]], forward: Callable[[Many[Piece]], Tensor]) -> list[Tensor]:
+        """A forward for each part, all of them or none."""
+        done = [piece for part in parts for piece in part]
+        lengths = [piece.blocks.length for piece in done]
+        logits: list[Tensor] = []
+        try:
+            for part in parts:
+                logits.append(forward(part))
+        except BaseException:
+            count = sum(map(len, parts[: len(logits)]))
+            self.cache.take_back([piece.blocks for piece in done[:count]], lengths[:count])
+            raise
+        return logits
 
     def check_model(self, is_due: bool) -> None:
         """It is due when new requests have come: the model may have been changed before."""
@@ -130,18 +157,6 @@ class ModelRunner:
         """Whether rotary positions of one sequence would change with the length of another."""
         return self._longest is not None and any(p.start + len(p.token_ids) > self._longest for p in pieces)
 
-    def _one_by_one(self, pieces: Many[Piece]) -> Tensor:
-        lengths = [piece.blocks.length for piece in pieces]
-        logits: list[Tensor] = []
-        try:
-            for piece in pieces:
-                logits.append(self._packed([piece]))
-        except BaseException:  # no piece, or all of them
-            done = len(logits)
-            self.cache.take_back([piece.blocks for piece in pieces[:done]], lengths[:done])
-            raise
-        return torch.cat(logits)
-
     @torch.no_grad()
     def _packed(self, pieces: Many[Piece]) -> Tensor:
         lengths = [piece.blocks.length for piece in pieces]
@@ -158,7 +173,7 @@ class ModelRunner:
 
     def _recorded(self, pieces: Many[Piece]) -> Tensor | None:
         """[wanted, vocab] of a step that a graph computes; None for others."""
-        if self.graphs is None or not self.packs or any(len(piece.token_ids) != 1 for piece in pieces):
+        if self.graphs is None or not self.packs or any(len(p.token_ids) != 1 or p.adapter for p in pieces):
             return None
         began = time.perf_counter()
         logits = self.graphs.logits([piece.token_ids[0] for piece in pieces], [piece.start for piece in pieces])

@@ -105,10 +105,11 @@ class Request:
 
     def __init__(
         self, request_id: str, number: int, prompt: array[int], params: RequestParams, *, text: str | None = None,
-        priority: int = 0, tenant: str = "", salt: str | None = None,
+        priority: int = 0, tenant: str = "", salt: str | None = None, adapter: str | None = None,
     ) -> None:  # fmt: skip
         self.request_id, self.number, self.prompt, self.params = request_id, number, prompt, params
         self.text, self.priority, self.tenant, self.salt = text, priority, tenant, salt
+        self.adapter = adapter
         self.num_prompt_tokens = len(prompt)
         self.prompt_token_ids: list[int] = prompt.tolist()
         self.sequences: list[SequenceState] = []  # in the order of their index; of beams the results

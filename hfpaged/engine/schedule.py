@@ -75,14 +75,14 @@ class Schedule:
         self.work = [work for work in self.work if work.group is not group]
 
     def sort(self) -> None:
-        """Single tokens first, and of these side by side who read the same blocks first: they are read once. Nothing is
-        dropped any more then.
+        """Single tokens first, side by side those of one adapter, and of these who read the same blocks first: they are
+        read once. Nothing is dropped any more then.
         """
         self.prefills = self.work[self.num_decodes :]
         self.num_prefill_tokens = sum(work.count for work in self.prefills)
         self.work.sort(key=_place)
 
 
-def _place(work: Scheduled) -> tuple[bool, int]:
-    blocks = work.seq.blocks
-    return work.count != 1, blocks.tables[0].blocks[0] if blocks and blocks.tables[0].blocks else -1
+def _place(work: Scheduled) -> tuple[bool, str, int]:
+    blocks, adapter = work.seq.blocks, work.group.request.adapter or ""
+    return work.count != 1, adapter, blocks.tables[0].blocks[0] if blocks and blocks.tables[0].blocks else -1

@@ -45,16 +45,16 @@ def try_out(runner: ModelRunner, spare: ModelRunner) -> None:
 
 def _try(runner: ModelRunner) -> None:
     with refusing(runner):
-        prompts = _prompts(runner)
+        prompts = prompts_of(runner, LENGTHS)
         alone = torch.cat([_in_chunks(runner, prompt, [len(prompt)]) for prompt in prompts])
     _try_chunks(runner, prompts[0], alone[:1])
     with refusing(runner):
         undisturbed = _in_chunks(runner, prompts[0], BY_ONE)
         if runner.packs:
             packed = _side_by_side(runner, prompts)
-            if runner.packs and not _are_close(packed, alone):
+            if runner.packs and not are_close(packed, alone):
                 runner.stop_packing("its tokens depend on what lies beside them")
-        if not runner.packs and not _are_close(_in_turns(runner, prompts), undisturbed):
+        if not runner.packs and not are_close(_in_turns(runner, prompts), undisturbed):
             raise UnsupportedModelError(
                 f"{_name(runner)} keeps a state of the sequence in its own modules, not in the cache, so that a second "
                 "sequence would go on from it; use generate(past_key_values=PagedCache(model)), one batch at a time"
@@ -82,14 +82,15 @@ def _size_blocks(runner: ModelRunner) -> None:
     first.free()
 
 
-def _prompts(runner: ModelRunner) -> list[list[int]]:
+def prompts_of(runner: ModelRunner, lengths: Many[int]) -> list[list[int]]:
+    """Token ids to try something with, other ones in each."""
     vocab = compat.transformers_model(runner.model).config.get_text_config(decoder=True).vocab_size
-    return [[(7 + 3 * i + number) % vocab for i in range(count)] for number, count in enumerate(LENGTHS)]
+    return [[(7 + 3 * i + number) % vocab for i in range(count)] for number, count in enumerate(lengths)]
 
 
 def _try_chunks(runner: ModelRunner, prompt: Many[int], expected: Tensor) -> None:
     try:
-        runner.whole_prompts = not _are_close(_in_chunks(runner, prompt, CHUNKS), expected)
+        runner.whole_prompts = not are_close(_in_chunks(runner, prompt, CHUNKS), expected)
     except (OutOfBlocksError, torch.OutOfMemoryError):
         raise
     except Exception:  # whatever it is: a whole prompt, which is tried next, may do
@@ -98,7 +99,7 @@ def _try_chunks(runner: ModelRunner, prompt: Many[int], expected: Tensor) -> Non
 
 def _in_chunks(runner: ModelRunner, prompt: Many[int], counts: Many[int]) -> Tensor:
     """The logits [1, vocab] behind a prompt that comes in so many tokens at a time."""
-    with _sequences(runner, 1) as (blocks,):
+    with sequences(runner, 1) as (blocks,):
         start = 0
         for count in counts:
             logits = runner.forward([Piece(blocks, start, prompt[start : start + count], 1)])
@@ -109,7 +110,7 @@ def _in_chunks(runner: ModelRunner, prompt: Many[int], counts: Many[int]) -> Ten
 def _in_turns(runner: ModelRunner, prompts: Many[Many[int]]) -> Tensor:
     """The logits [1, vocab] behind the first prompt, when another one comes before its last token."""
     prompt, other = prompts
-    with _sequences(runner, 2) as (blocks, others):
+    with sequences(runner, 2) as (blocks, others):
         runner.forward([Piece(blocks, 0, prompt[:-1], 1)])
         runner.forward([Piece(others, 0, other, 1)])
         return runner.forward([Piece(blocks, len(prompt) - 1, prompt[-1:], 1)])
@@ -117,20 +118,21 @@ def _in_turns(runner: ModelRunner, prompts: Many[Many[int]]) -> Tensor:
 
 def _side_by_side(runner: ModelRunner, prompts: Many[Many[int]]) -> Tensor:
     """[prompts, vocab]"""
-    with _sequences(runner, len(prompts)) as sequences:
-        return runner.forward([Piece(blocks, 0, p, 1) for blocks, p in zip(sequences, prompts, strict=True)])
+    with sequences(runner, len(prompts)) as empty:
+        return runner.forward([Piece(blocks, 0, p, 1) for blocks, p in zip(empty, prompts, strict=True)])
 
 
 @contextlib.contextmanager
-def _sequences(runner: ModelRunner, count: int) -> Iterator[list[Sequence]]:
+def sequences(runner: ModelRunner, count: int) -> Iterator[list[Sequence]]:
+    """Empty ones, inside; their blocks go back."""
     pool = runner.cache.pool
     with pool.changing() as manager:
-        sequences = [manager.create() for _ in range(count)]
+        empty = [manager.create() for _ in range(count)]
     try:
-        yield sequences
+        yield empty
     finally:
         with pool.changing() as manager:
-            for sequence in sequences:
+            for sequence in empty:
                 manager.free(sequence)
 
 
@@ -138,5 +140,6 @@ def _name(runner: ModelRunner) -> str:
     return type(compat.transformers_model(runner.model)).__name__
 
 
-def _are_close(logits: Tensor, expected: Tensor) -> bool:
+def are_close(logits: Tensor, expected: Tensor) -> bool:
+    """Whether two ways to compute the same give the same, but for rounding."""
     return torch.allclose(logits, expected, rtol=TOLERANCE, atol=TOLERANCE * float(expected.std()))
