@@ -124,13 +124,22 @@ def build_processors(model: PreTrainedModel, params: RequestParams, prompt_ids: 
         ours.append(GeneratedTokensPenalty(len(prompt_ids), *penalties))
     if params.logit_bias:
         ours.append(LogitBias(dict(params.logit_bias)))
-    custom = LogitsProcessorList([*ours, *params.logits_processor])
+    own = (_for_sequence(processor, len(prompt_ids)) for processor in params.logits_processor)
+    custom = LogitsProcessorList([*ours, *own])
     try:
         return compat_generation.logits_processors(
             model, params.config, prompt_ids, params.prefix_allowed_tokens_fn, custom
         )
     except (ValueError, TypeError, RuntimeError) as error:
         raise InvalidConfigError(f"a logits processor refuses its settings: {error}") from error
+
+
+def _for_sequence(processor: Any, prompt_length: int) -> Any:
+    """A request's own processor. One that keeps state of a sequence says so by a method `for_sequence(prompt_length)`,
+    which gives another one with a state of its own; else all samples of the request share it.
+    """
+    make = getattr(processor, "for_sequence", None)
+    return processor if make is None else make(prompt_length)
 
 
 def _key(processor: Any) -> Hashable:

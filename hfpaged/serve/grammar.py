@@ -1,0 +1,129 @@
+"""What a request wants its answer to look like, as a grammar: JSON, JSON of a schema, a regular expression, a choice.
+
+Grammars are llguidance's. Of the three libraries that are kept up it is the one that adds nothing else to an
+installation (xgrammar wants torch, transformers, triton and tvm-ffi, and a wheel for each Python; outlines wants
+diskcache and pillow among others), and that makes nothing in advance: a schema is read in a millisecond, and which
+tokens may come is found out step by step, where outlines first makes an automaton over the whole vocabulary.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hfpaged.serve.http_errors import ApiError
+
+# As much white space as people indent with. A model that may go on with spaces for ever sometimes does.
+JSON_OPTIONS = {"whitespace_pattern": r"[\x20\n\t]{1,32}"}
+_REMEDY = "pip install 'hfpaged[serve]'"
+# vLLM's names: those of the fields of `structured_outputs`, and the older guided_*.
+_KINDS = ("json", "json_object", "regex", "choice", "grammar")
+
+
+def llguidance() -> Any:
+    """The library. Raises ApiError 422 where it is not installed."""
+    try:
+        import llguidance
+    except ImportError as error:
+        raise ApiError(
+            422, f"this server cannot hold answers to a format, as llguidance is not installed on it: {_REMEDY}",
+            code="no_grammar_library", param="response_format",
+        ) from error  # fmt: skip
+    return llguidance
+
+
+def grammar_of(fields: Mapping[str, Any]) -> str | None:
+    """The grammar that a request's fields ask for: `response_format`, or vLLM's `structured_outputs` and `guided_*`.
+    None where the answer is free. Raises ApiError 400 for what is no format, and where several are asked for.
+    """
+    asked = {name: value for name, value in _asked(fields).items() if value not in (None, False)}
+    if len(asked) > 1:
+        raise _invalid(f"an answer has one format, and this request asks for {len(asked)}: {', '.join(asked)}",
+                       next(iter(asked)))  # fmt: skip
+    for name, value in asked.items():
+        return response_format_grammar(value, name) if name == "response_format" else _grammar(name, value)
+    return None
+
+
+def response_format_grammar(given: Any, param: str = "response_format") -> str | None:
+    """The grammar of OpenAI's {"type": "text" | "json_object" | "json_schema", ...}; None for text.
+
+    Raises ApiError 400.
+    """
+    kind = given.get("type") if isinstance(given, Mapping) else given
+    if not isinstance(given, Mapping) or kind not in ("text", "json_object", "json_schema"):
+        raise _invalid(f"{param}.type is {kind!r}; use text, json_object or json_schema", param)
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return json_grammar({"type": "object"})
+    inner = given.get("json_schema", given)  # /v1/responses has no level between
+    schema = inner.get("schema") if isinstance(inner, Mapping) else None
+    if not isinstance(schema, Mapping):
+        raise _invalid(f"{param} of type json_schema needs a `schema` that is an object", param)
+    return json_grammar(schema)
+
+
+def json_grammar(schema: Mapping[str, Any]) -> str:
+    """That of JSON which fits a schema."""
+    return str(llguidance().LLMatcher.grammar_from_json_schema(dict(schema), overrides=JSON_OPTIONS))
+
+
+def json_rule(schema: Mapping[str, Any]) -> str:
+    """The same as a part of a Lark grammar."""
+    return "%json " + json.dumps({**schema, "x-guidance": JSON_OPTIONS})
+
+
+def lark_grammar(lark: str) -> str:
+    """That of rules in llguidance's dialect of Lark."""
+    return str(llguidance().LLMatcher.grammar_from_lark(lark))
+
+
+def _asked(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """All formats that are asked for, by the names under which that was done."""
+    found = {"response_format": fields.get("response_format")}
+    if isinstance(found["response_format"], Mapping) and found["response_format"].get("type") == "text":
+        found = {}
+    found |= {f"guided_{kind}": fields.get(f"guided_{kind}") for kind in _KINDS}
+    nested = fields.get("structured_outputs")
+    if isinstance(nested, Mapping):
+        found |= {f"structured_outputs.{kind}": nested.get(kind) for kind in _KINDS}
+    return found
+
+
+def _grammar(name: str, value: Any) -> str:
+    """That of one of vLLM's fields. Raises ApiError 400."""
+    kind = name.removeprefix("guided_").removeprefix("structured_outputs.")
+    if kind == "json_object":
+        return json_grammar({"type": "object"})
+    if kind == "json":
+        return json_grammar(_schema(name, value))
+    if kind == "choice":
+        return lark_grammar(_choice(name, value))
+    if not isinstance(value, str):
+        raise _invalid(f"{name} is text, not {type(value).__name__}", name)
+    if kind == "regex":
+        return str(llguidance().LLMatcher.grammar_from_regex(value))
+    return lark_grammar(value)
+
+
+def _schema(name: str, value: Any) -> Mapping[str, Any]:
+    try:
+        schema = json.loads(value) if isinstance(value, str) else value
+    except ValueError as error:
+        raise _invalid(f"{name} is no JSON: {error}", name) from error
+    if not isinstance(schema, Mapping):
+        raise _invalid(f"{name} is a JSON schema, an object, not {type(schema).__name__}", name)
+    return schema
+
+
+def _choice(name: str, value: Any) -> str:
+    is_texts = isinstance(value, Sequence) and not isinstance(value, str) and all(isinstance(v, str) for v in value)
+    if not is_texts or not value:
+        raise _invalid(f"{name} is a list of one or more texts", name)
+    return "start: " + " | ".join(json.dumps(text, ensure_ascii=False) for text in value)
+
+
+def _invalid(message: str, param: str) -> ApiError:
+    return ApiError(400, message, code="invalid_value", param=param)
