@@ -16,6 +16,7 @@ from hfpaged.serve.responding import service_of
 from hfpaged.serve.schemas.answers import Detokenized, Tokenized
 from hfpaged.serve.schemas.tokenize import DetokenizeBody, TokenizeBody
 from hfpaged.serve.service import Service
+from hfpaged.serve.text_tokens import text_tokens
 
 router = APIRouter(tags=["tokens"])
 
@@ -42,14 +43,13 @@ def _tokenized(body: TokenizeBody, service: Service) -> dict[str, Any]:
 
 
 def _token_ids(body: TokenizeBody, service: Service) -> list[int]:
-    if (body.prompt is None) == (body.messages is None):
+    if body.messages is not None and body.prompt is None:
+        return prompt_of(body.messages, body, service).token_ids
+    if body.prompt is None or body.messages is not None:
         raise ApiError(400, "prompt is a text and messages a conversation; send one of the two", code="invalid_value",
                        param="prompt")  # fmt: skip
-    if body.messages is not None:
-        return prompt_of(body.messages, body, service).token_ids
     adds = body.add_special_tokens is not False
-    token_ids: list[int] = service.tokenizer(body.prompt, add_special_tokens=adds)["input_ids"]
-    return token_ids
+    return text_tokens(service.tokenizer, body.prompt, add_special_tokens=adds, param="prompt")
 
 
 def _detokenized(body: DetokenizeBody, service: Service) -> dict[str, Any]:
