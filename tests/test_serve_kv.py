@@ -204,14 +204,15 @@ def test_stats_have_the_shape_that_is_declared(server):
 
 
 def test_explain_says_how_much_is_known_and_where_a_prompt_differs(server):
-    assert explain(server, prompt=PROMPT[::-1])["reason"] == "never seen"
-    complete(server)
-    known = explain(server, prompt=PROMPT)
-    assert known["known_tokens"] == len(PROMPT) - 1
+    prompt = [300, *PROMPT]  # nothing like it was ever dropped, which would be told
+    assert explain(server, prompt=prompt)["reason"] == "never seen"
+    complete(server, prompt=prompt)
+    known = explain(server, prompt=prompt)
+    assert known["known_tokens"] == len(prompt) - 1
     assert known["reason"] == "complete"
-    unlike = explain(server, prompt=PROMPT[:20] + [98] * 20)
+    unlike = explain(server, prompt=prompt[:20] + [99] * 20)
     assert unlike["difference"]["position"] == 20
-    assert unlike["difference"]["known_token"] == PROMPT[20]
+    assert unlike["difference"]["known_token"] == prompt[20]
     assert "first differs at token 20" in unlike["explanation"]
 
 
