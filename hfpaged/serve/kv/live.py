@@ -59,6 +59,7 @@ class Live:
             "time": now(),
             "uptime_seconds": now() - self._began,
             "models": list(self._service.model_names),
+            "accepts": self._accepts(),
             "limits": self._batcher.limits,
             "pool": pool_figures(numbers, pool),
             "memory_map": {
@@ -76,6 +77,13 @@ class Live:
             "doctor": self._advice.record(),
             "history": [asdict(second) for second in self._recent.seconds(since)],
         }  # fmt: skip
+
+    def _accepts(self) -> str:
+        """What prompts can be made of at best."""
+        tokenizer = self._batcher.tokenizer
+        if tokenizer is None:
+            return "token ids"
+        return "messages" if tokenizer.chat_template else "text"
 
     def _throughput(self) -> dict[str, float]:
         prefill, decode = self._recent.rates()

@@ -10,7 +10,7 @@ _SENTENCES = {
     "evicted": "more were known until their blocks had to make room; a larger pool keeps them longer",
     "left window": "more are known, but not what layers with a window would need of them",
     "other key": "more are known with another salt, adapter or weights, which is never shared",
-    "differs": "it goes on unlike the known prompt that is most like it; /v1/kv/explain says where",
+    "differs": "it goes on unlike the known prompt that is most like it",
 }
 # What a tenant is told where the reason is about prompts of others.
 NEVER_SEEN = "never seen"

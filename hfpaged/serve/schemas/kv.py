@@ -232,6 +232,7 @@ class Stats(BaseModel):
     time: float
     uptime_seconds: float
     models: list[str]
+    accepts: Literal["messages", "text", "token ids"] = Field(description="What prompts can be made of at best.")
     limits: dict[str, int]
     pool: Pool
     memory_map: BlockMap
