@@ -1,0 +1,63 @@
+"""A process with a server of a tiny model and a small pool. On SIGTERM it stops, and tells what is left as JSON.
+
+python serve_load_worker.py PORT
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import signal
+import sys
+
+import tiny_models
+import tiny_tokenizers
+import torch
+import uvicorn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from hfpaged import ContinuousBatcher
+from hfpaged.serve import ServeOptions, build_app
+
+KEYS = {"ann": "key-of-ann", "bob": "key-of-bob", "eve": "key-of-eve"}
+LENGTH = 512  # the model's most tokens, prompt included
+SIZES = {
+    "num_blocks": 96, "max_num_seqs": 8, "max_num_queued_requests": 12, "max_num_batched_tokens": 128,
+    "max_model_len": LENGTH,
+}  # fmt: skip
+MOST_BODY = 32 * 1024
+TEMPLATE = (
+    "{% for message in messages %}<|name|>{{ message['role'] }} {{ message['content'] }}<|end|>{% endfor %}<|name|>"
+)
+
+
+def make_model() -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """The same weights in each process."""
+    tokenizer = tiny_tokenizers.byte_level()
+    tokenizer.chat_template = TEMPLATE
+    model = tiny_models.make("llama", vocab_size=len(tokenizer), max_position_embeddings=LENGTH)
+    return model.eval(), tokenizer
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr)
+    for name in ("hfpaged", "uvicorn", "fastapi", "asyncio"):  # whatever the level, no log shall hold a prompt
+        logging.getLogger(name).setLevel(logging.DEBUG)
+    signal.signal(signal.SIGTERM, lambda *_: None)  # uvicorn raises it again when it has stopped
+    options = ServeOptions(api_keys=KEYS, send_timeout=2.0, request_timeout=30.0, max_body_bytes=MOST_BODY)
+    with ContinuousBatcher(*make_model(), **SIZES) as batcher:
+        uvicorn.run(build_app(batcher, options), port=int(sys.argv[1]), timeout_graceful_shutdown=10, log_level="debug")
+        print(json.dumps(_left(batcher)), flush=True)
+
+
+def _left(batcher: ContinuousBatcher) -> dict[str, object]:
+    batcher.pool.check_integrity()
+    return {
+        "requests": len(batcher.loop.requests), "with_blocks": len(batcher.requests_with_blocks()),
+        "blocks": batcher.pool.num_blocks - batcher.pool.num_free,
+    }  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
