@@ -7,6 +7,7 @@ import argparse
 from hfpaged.bench.batch_rows import BATCH_ROWS
 from hfpaged.bench.catalog import PREFIX_ROWS, ROWS, Row
 from hfpaged.bench.quant_rows import QUANT_ROWS
+from hfpaged.bench.serve_rows import RATE, SERVE_ROWS
 
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -18,6 +19,8 @@ examples:
   hfpaged bench prefix                                    what is it worth that prompts begin alike?
   hfpaged bench quant --only int8-decode,int8-hqq         what does a quantized KV cache cost or gain in speed?
   hfpaged bench batch --only static --threads 2           32 requests at once, against batches of fixed size
+  hfpaged bench serve --only http,loop --threads 2        what does HTTP cost?
+  hfpaged bench serve --against http://localhost:9000     another server that you have started, instead of transformers'
 
 exit codes: 0, 1 when tokens differ, 3 with --strict when a target is missed
 """
@@ -33,6 +36,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     line = "quantized PagedCaches, the native one and transformers' QuantizedCache, side by side"
     _add_kind(kinds, "quant", line, QUANT_ROWS)
     _add_kind(kinds, "batch", "many requests at once: ContinuousBatcher and transformers, side by side", BATCH_ROWS)
+    line = "the server: over the batcher in process, and beside transformers serve or another one"
+    serve = _add_kind(kinds, "serve", line, SERVE_ROWS, where="")
+    serve.add_argument("--against", metavar="URL", help="a server with the same model, instead of transformers serve")
+    serve.add_argument(
+        "--rate", type=float, default=RATE, metavar="N", help=f"requests per second of the load (default: {RATE:g})"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -43,17 +52,19 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _add_kind(
-    kinds: argparse._SubParsersAction[argparse.ArgumentParser], name: str, line: str, rows: tuple[Row, ...]
-) -> None:
-    line = f"{line} in one process"
+    kinds: argparse._SubParsersAction[argparse.ArgumentParser], name: str, line: str, rows: tuple[Row, ...],
+    where: str = " in one process",
+) -> argparse.ArgumentParser:  # fmt: skip
+    line += where
     width = max(13, *(len(row.name) for row in rows))
     lines = "\n".join(f"  {row.name:{width}} {row.describe()}, {row.goal}" for row in rows)
     kind = kinds.add_parser(
         name, help=line, description=f"{line}\n\nrows:\n{lines}", epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
-    kind.set_defaults(rows=rows)
+    kind.set_defaults(rows=rows, against=None, rate=RATE)
     _add_options(kind)
+    return kind
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:

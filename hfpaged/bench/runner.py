@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
     with cpu_threads(args.threads), quiet_transformers():
         model, tokenizer = setting.load(args.model or args.name, args.dtype, args.device)
         repeats = args.repeats or (1 if args.quick else REPEATS)
-        subject = Setting(model, tokenizer, repeats, args.quick)
+        subject = Setting(model, tokenizer, repeats, args.quick, args.against, args.rate)
         outcomes = measure(subject, rows)
         header = subject.header()
     code = exit_code(outcomes, args.strict)
@@ -68,6 +68,8 @@ def _check(args: argparse.Namespace) -> None:
         value = getattr(args, name)
         if value is not None and value < 1:
             raise InvalidConfigError(f"--{name} {value} measures nothing; use 1 or more")
+    if args.rate <= 0:
+        raise InvalidConfigError(f"--rate {args.rate:g}: no request ever comes; use more than 0")
     if args.name is not None and args.model is not None:
         raise InvalidConfigError(f"{args.name!r} and --model {args.model!r} both name a model; give one")
     if args.json and not Path(args.json).resolve().parent.is_dir():

@@ -11,16 +11,21 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from hfpaged import demo_model
+from hfpaged.bench.serve_rows import RATE
 
 
 @dataclass(frozen=True)
 class Setting:
-    """`tokenizer` is None where the model has none; token ids are drawn at random then."""
+    """`tokenizer` is None where the model has none; token ids are drawn at random then. `against` is the URL of another
+    server, and `rate` how many requests per second come to it and to ours.
+    """
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase | None
     repeats: int
     is_quick: bool
+    against: str | None = None
+    rate: float = RATE
 
     @property
     def device(self) -> torch.device:
