@@ -6,18 +6,17 @@ python serve_load_worker.py PORT
 from __future__ import annotations
 
 import json
-import logging
-import signal
 import sys
 
 import tiny_models
 import tiny_tokenizers
 import torch
-import uvicorn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hfpaged import ContinuousBatcher
 from hfpaged.serve import ServeOptions, build_app
+from hfpaged.serve.logs import logging_to_stderr
+from hfpaged.serve.uvicorn_server import Config, Server, bound
 
 KEYS = {"ann": "key-of-ann", "bob": "key-of-bob", "eve": "key-of-eve"}
 LENGTH = 512  # the model's most tokens, prompt included
@@ -41,13 +40,13 @@ def make_model() -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
 
 def main() -> None:
     torch.set_num_threads(1)
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr)
-    for name in ("hfpaged", "uvicorn", "fastapi", "asyncio"):  # whatever the level, no log shall hold a prompt
-        logging.getLogger(name).setLevel(logging.DEBUG)
-    signal.signal(signal.SIGTERM, lambda *_: None)  # uvicorn raises it again when it has stopped
     options = ServeOptions(api_keys=KEYS, send_timeout=2.0, request_timeout=30.0, max_body_bytes=MOST_BODY)
-    with ContinuousBatcher(*make_model(), **SIZES) as batcher:
-        uvicorn.run(build_app(batcher, options), port=int(sys.argv[1]), timeout_graceful_shutdown=10, log_level="debug")
+    # Whatever the level, no log shall hold a prompt.
+    with logging_to_stderr("debug", as_json=False), ContinuousBatcher(*make_model(), **SIZES) as batcher:
+        app = build_app(batcher, options)
+        config = Config(app, app.state.service, log_config=None)
+        with bound("127.0.0.1", int(sys.argv[1])) as listening:
+            Server(config, app.state.service, lambda: None).run(sockets=[listening])
         print(json.dumps(_left(batcher)), flush=True)
 
 

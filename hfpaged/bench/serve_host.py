@@ -11,9 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import uvicorn
-
 from hfpaged.serve import build_app
+from hfpaged.serve.uvicorn_server import Config, Server
 
 BEAT = 0.01  # seconds
 PATIENCE = 60.0
@@ -52,8 +51,8 @@ def hosting(batcher: Any) -> Iterator[tuple[str, Pulse]]:
     pulse = Pulse()
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
-        config = uvicorn.Config(build_app(batcher), log_level="warning", access_log=False)
-        server = uvicorn.Server(config)
+        app = build_app(batcher)
+        server = Server(Config(app, app.state.service, log_config=None), app.state.service, lambda: None)
         thread = threading.Thread(target=_serve, args=(server, listening, pulse), name="server", daemon=True)
         thread.start()
         _wait(server, thread)
@@ -64,7 +63,7 @@ def hosting(batcher: Any) -> Iterator[tuple[str, Pulse]]:
             thread.join(PATIENCE)
 
 
-def _serve(server: uvicorn.Server, listening: socket.socket, pulse: Pulse) -> None:
+def _serve(server: Server, listening: socket.socket, pulse: Pulse) -> None:
     async def main() -> None:
         beating = asyncio.ensure_future(pulse.beat())
         await server.serve(sockets=[listening])
@@ -86,7 +85,7 @@ def _new_loop() -> asyncio.AbstractEventLoop:
     return loop
 
 
-def _wait(server: uvicorn.Server, thread: threading.Thread) -> None:
+def _wait(server: Server, thread: threading.Thread) -> None:
     end = time.monotonic() + PATIENCE
     while not server.started:
         if not thread.is_alive() or time.monotonic() > end:
