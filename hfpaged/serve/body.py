@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import re
+
 import anyio
 from starlette.types import Message, Receive, Scope
 
@@ -10,6 +13,10 @@ from hfpaged.serve.http_errors import ApiError
 # A client that sends its whole request before it reads would not see why it was refused if the connection were closed
 # at once, so as much as this is read and dropped.
 DISCARDED = 16 << 20
+
+# Pairs of escaped surrogates, which make a character, and in the group those that stand alone. A backslash before the
+# backslash makes it none of both, so that what is found here is only looked at more closely.
+_HALVES = re.compile(rb"\\u[dD][89abAB]..\\u[dD][c-fC-F]..|(\\u[dD][89a-fA-F]..)")
 
 _EMPTY: Message = {"type": "http.request", "body": b"", "more_body": False}
 
@@ -51,7 +58,25 @@ async def _read(receive: Receive, limit: int) -> Message | None:
             parts.clear()
     if size > limit:
         raise too_large(limit, closes=False)
-    return {"type": "http.request", "body": b"".join(parts), "more_body": False}
+    body = b"".join(parts)
+    _check_characters(body)
+    return {"type": "http.request", "body": body, "more_body": False}
+
+
+def _check_characters(body: bytes) -> None:
+    """JSON can write half of a character, and no tokenizer, no answer and no key can hold it. Raises ApiError 400."""
+    found = next((match for match in _HALVES.finditer(body) if match[1]), None)
+    if found is None:
+        return
+    try:
+        json.dumps(json.loads(body), ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise ApiError(
+            400, f"the body has {found[1].decode()}, which is half of a character; send both halves, or neither",
+            code="invalid_json",
+        ) from None  # fmt: skip
+    except (ValueError, RecursionError):  # no JSON at all, which whoever parses it will tell
+        pass
 
 
 def replayed(message: Message, receive: Receive) -> Receive:
