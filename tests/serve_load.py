@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import psutil
-from load_http import Reply, exchange, request_bytes
+from load_http import POLITE, Reply, exchange, request_bytes
 from serve_load_kinds import KINDS, PATHS, WEIGHTS, Attempt, attempt
 
 CLIENTS = 24
@@ -85,13 +85,15 @@ class Load:
         self.seen[made.kind][reply.status] += 1
         if reply.status not in made.allowed:
             self._fault(made, f"status {reply.status}: {reply.body[:300]!r}")
-        elif reply.status is not None and reply.status < 300 and made.manner.leave is made.manner.leave_at is None:
+        elif reply.status is not None and made.manner == POLITE:
             self._look(made, reply)
 
     def _look(self, made: Attempt, reply: Reply) -> None:
         try:
             made.check(reply)
-            if made.greedy is not None:
+            if reply.status >= 400:
+                assert set(reply.json["error"]) == {"message", "type", "param", "code"}
+            elif made.greedy is not None:
                 self.answers[made.greedy].add(text_of(reply))
         except Exception as error:
             self._fault(made, f"{error!r}: {reply.body[:300]!r}")
