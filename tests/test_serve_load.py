@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from metrics_figures import Figures
 from load_http import exchange, request_bytes
+from metrics_figures import Figures
 from serve_load import Load, Sample, slope
 from serve_load_kinds import GREEDY, GREEDY_TOKENS, KINDS, MARK, attempt
 from serve_load_worker import SIZES, make_model
