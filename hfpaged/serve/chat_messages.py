@@ -11,7 +11,7 @@ from typing import Any
 from hfpaged.serve.http_errors import ApiError
 
 # Kinds of parts that are text, and the key of it.
-_TEXT_OF = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+TEXT_OF = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 
 
 def template_messages(messages: Iterable[Mapping[str, Any]], template: str) -> list[dict[str, Any]]:
@@ -42,14 +42,14 @@ def _part_text(part: Any, where: str) -> str:
     if isinstance(part, str):
         return part
     kind = part.get("type") if isinstance(part, Mapping) else None
-    if kind not in _TEXT_OF:
+    if not isinstance(kind, str) or kind not in TEXT_OF:
         raise _invalid(
             where, f"has the type {kind!r}, and this server reads text only; send parts like "
             '{"type": "text", "text": "..."}',
         )  # fmt: skip
-    text = part.get(_TEXT_OF[kind])
+    text = part.get(TEXT_OF[kind])
     if not isinstance(text, str):
-        raise _invalid(f"{where}.{_TEXT_OF[kind]}", "is a text")
+        raise _invalid(f"{where}.{TEXT_OF[kind]}", "is a text")
     return text
 
 

@@ -10,7 +10,7 @@ from hfpaged.serve.responding import service_of
 router = APIRouter(tags=["health"])
 
 
-@router.get("/health")
+@router.get("/health", response_class=Response)
 async def health(request: Request) -> Response:
     """200 while steps are made, and the one under way is within its time."""
     engine = service_of(request).engine
@@ -19,7 +19,7 @@ async def health(request: Request) -> Response:
     return Response()
 
 
-@router.get("/ready")
+@router.get("/ready", response_class=Response)
 async def ready(request: Request) -> Response:
     """200 while more requests are welcome; 503 while kernels are compiled, the queue is full, or it stops."""
     why_not = service_of(request).why_not_ready()

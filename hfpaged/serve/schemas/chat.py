@@ -7,12 +7,19 @@ from typing import Annotated, Any
 from pydantic import ConfigDict, Field, WithJsonSchema
 from typing_extensions import Required, TypedDict
 
+from hfpaged.serve.chat_messages import TEXT_OF
 from hfpaged.serve.schemas.sampling import MOST_LOGPROBS, Body, SamplingBody
 
 _PART = {
-    "type": "object",
-    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
-    "required": ["type", "text"],
+    "anyOf": [
+        {
+            "type": "object",
+            "properties": {"type": {"enum": [kind]}, key: {"type": "string"}},
+            "required": ["type", key],
+        }
+        for kind, key in TEXT_OF.items()
+    ]
+    + [{"type": "string"}]
 }
 # Read where the prompt is made, which says which message is wrong: see hfpaged.serve.chat_messages.
 Content = Annotated[
