@@ -72,6 +72,8 @@ class CleanTokens:
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._mode = StopStringCriteria._get_stop_string_matching_mode(tokenizer)
         self._one = _OneToken(tokenizer)
+        # Made once: clean_tokenizer_vocab() makes it anew for each vocabulary, which takes longer than all else.
+        self._byte_decoder = StopStringCriteria._byte_level_decoder() if self._mode == "byte_level" else None
         self._known: dict[int, Any] = {}
 
     def encode(self, stop_string: str) -> str | bytes:
@@ -86,8 +88,12 @@ class CleanTokens:
         return self._known[token_id]
 
     def _clean(self, token_id: int) -> Any:
-        if not self._one.hold(token_id):
+        token = self._one.hold(token_id)
+        if token is None:
             return None
+        raw = StopStringCriteria._token_to_bytes(token, self._mode, self._byte_decoder)
+        if raw is not None:
+            return raw
         clean, _ = StopStringCriteria.clean_tokenizer_vocab(self._one, stop_string_matching_mode=self._mode)
         return clean[0]
 
@@ -96,21 +102,25 @@ class _OneToken:
     """A tokenizer whose vocabulary is one token of another's."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        self._tokenizer = tokenizer
+        self._tokenizer, self._size = tokenizer, len(tokenizer)
         self._vocab: dict[str, int] = {}
+        self._encoded: dict[str, Any] = {}
 
-    def hold(self, token_id: int) -> bool:
-        """Take this token; False where there is no such."""
-        known = 0 <= token_id < len(self._tokenizer)
-        token = self._tokenizer.convert_ids_to_tokens(token_id) if known else None
+    def hold(self, token_id: int) -> str | None:
+        """Take this token; None where there is no such."""
+        known = 0 <= token_id < self._size
+        token: str | None = self._tokenizer.convert_ids_to_tokens(token_id) if known else None
         self._vocab = {} if token is None else {token: token_id}
-        return bool(self._vocab)
+        return token
 
     def get_vocab(self) -> dict[str, int]:
         return self._vocab
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._tokenizer(*args, **kwargs)
+    def __call__(self, text: str, **kwargs: Any) -> Any:
+        """Of the one text that every token is put behind."""
+        if text not in self._encoded:
+            self._encoded[text] = self._tokenizer(text, **kwargs)
+        return self._encoded[text]
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._tokenizer, name)

@@ -12,7 +12,6 @@ from transformers import PreTrainedTokenizerBase
 
 from hfpaged.serve.chat_messages import template_messages
 from hfpaged.serve.http_errors import ApiError
-from hfpaged.serve.text_tokens import text_tokens
 
 
 class ChatPrompt(NamedTuple):
@@ -58,8 +57,7 @@ def chat_prompt(
         raise ApiError(
             400, f"the model's chat template refuses these messages: {error}", code="invalid_messages", param="messages"
         ) from error
-    ids = text_tokens(tokenizer, text, add_special_tokens=add_special_tokens, param="messages")
-    return ChatPrompt(text, ids)
+    return ChatPrompt(text, tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"])
 
 
 def chat_template_of(tokenizer: PreTrainedTokenizerBase, tools: Any = None) -> str:

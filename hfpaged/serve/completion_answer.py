@@ -16,7 +16,6 @@ from hfpaged.serve.logprob_text import CompletionLogprobs, TokenTexts
 from hfpaged.serve.sampling import eos_token_ids, new_tokens, sampling_settings
 from hfpaged.serve.schemas.completion import CompletionBody
 from hfpaged.serve.service import Service
-from hfpaged.serve.text_tokens import text_tokens
 from hfpaged.serve.usage import usage_of
 
 
@@ -98,7 +97,8 @@ class CompletionAnswer:
         if isinstance(prompt, list):
             return prompt
         adds = self.body.add_special_tokens is not False
-        return text_tokens(self._service.tokenizer, prompt, add_special_tokens=adds, param="prompt")
+        token_ids: list[int] = self._service.tokenizer(prompt, add_special_tokens=adds)["input_ids"]
+        return token_ids
 
     def _text(self, prompt: str | list[int]) -> str:
         return prompt if isinstance(prompt, str) else self._service.tokenizer.decode(prompt)

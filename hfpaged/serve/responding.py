@@ -46,7 +46,19 @@ async def respond_whole(request: Request, prepare: Prepare, build: Callable[[lis
     for output in outputs:
         if output.error is not None:
             raise api_error(output.error)
-    return Response(json_bytes(build(outputs)), media_type="application/json")
+    if _is_long(outputs):  # for tens of milliseconds nobody else would be answered
+        content = await asyncio.to_thread(lambda: json_bytes(build(outputs)))
+    else:
+        content = json_bytes(build(outputs))
+    return Response(content, media_type="application/json")
+
+
+def _is_long(outputs: list[RequestOutput]) -> bool:
+    """Whether so many logprobs are told that writing them takes time: some microseconds each."""
+    return sum(
+        len(output.prompt_logprobs or ()) + sum(len(seq.logprobs or ()) for seq in output.sequences)
+        for output in outputs
+    ) > 1000  # fmt: skip
 
 
 async def respond_stream(

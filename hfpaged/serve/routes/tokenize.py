@@ -16,7 +16,6 @@ from hfpaged.serve.responding import service_of
 from hfpaged.serve.schemas.answers import Detokenized, Tokenized
 from hfpaged.serve.schemas.tokenize import DetokenizeBody, TokenizeBody
 from hfpaged.serve.service import Service
-from hfpaged.serve.text_tokens import text_tokens
 
 router = APIRouter(tags=["tokens"])
 
@@ -49,7 +48,8 @@ def _token_ids(body: TokenizeBody, service: Service) -> list[int]:
         raise ApiError(400, "prompt is a text and messages a conversation; send one of the two", code="invalid_value",
                        param="prompt")  # fmt: skip
     adds = body.add_special_tokens is not False
-    return text_tokens(service.tokenizer, body.prompt, add_special_tokens=adds, param="prompt")
+    token_ids: list[int] = service.tokenizer(body.prompt, add_special_tokens=adds)["input_ids"]
+    return token_ids
 
 
 def _detokenized(body: DetokenizeBody, service: Service) -> dict[str, Any]:
