@@ -51,14 +51,16 @@ def wait_until(holds: Callable[[], object], seconds: float = PATIENCE) -> None:
 
 @contextmanager
 def served(
-    batcher: ContinuousBatcher, options: ServeOptions | None = None, *, headers: dict[str, str] | None = None
-) -> Iterator[Served]:
-    """Serve a batcher while inside; `headers` go with each request of the client. On leaving no request is left, all
-    blocks are back, and the pool is whole. The batcher stays open.
+    batcher: ContinuousBatcher, options: ServeOptions | None = None, *, headers: dict[str, str] | None = None,
+    port: int = 0,
+) -> Iterator[Served]:  # fmt: skip
+    """Serve a batcher while inside; `headers` go with each request of the client, `port` is a free one by default. On
+    leaving no request is left, all blocks are back, and the pool is whole. The batcher stays open.
     """
     app = build_app(batcher, options)
     with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # its connections may not be gone yet
+        listening.bind(("127.0.0.1", port))
         config = Config(app, app.state.service, log_level="warning")
         is_ready = threading.Event()
         server = Server(config, app.state.service, is_ready.set)
