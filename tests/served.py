@@ -52,15 +52,18 @@ def wait_until(holds: Callable[[], object], seconds: float = PATIENCE) -> None:
 @contextmanager
 def served(
     batcher: ContinuousBatcher, options: ServeOptions | None = None, *, headers: dict[str, str] | None = None,
-    port: int = 0,
+    port: int = 0, send_buffer: int | None = None,
 ) -> Iterator[Served]:  # fmt: skip
-    """Serve a batcher while inside; `headers` go with each request of the client, `port` is a free one by default. On
-    leaving no request is left, all blocks are back, and the pool is whole. The batcher stays open.
+    """Serve a batcher while inside; `headers` go with each request of the client, `port` is a free one by default, and
+    the system keeps `send_buffer` bytes for each of its connections. On leaving no request is left, all blocks are
+    back, and the pool is whole. The batcher stays open.
     """
     app = build_app(batcher, options)
     with socket.socket() as listening:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # its connections may not be gone yet
         listening.bind(("127.0.0.1", port))
+        if send_buffer is not None:
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
         config = Config(app, app.state.service, log_level="warning")
         is_ready = threading.Event()
         server = Server(config, app.state.service, is_ready.set)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from contextlib import contextmanager
 
 import tiny_models
+import tiny_tokenizers
 
 from hfpaged import ContinuousBatcher
 from hfpaged.engine import tally_keys as keys
@@ -13,11 +15,17 @@ from hfpaged.engine.events import StepFinished
 
 PATH = "/v1/completions"
 PROMPT = list(range(3, 23))
-SIZES = {"num_blocks": 128, "block_size": 4, "max_num_batched_tokens": 32, "max_num_seqs": 8, "prepack": False}
+SIZES = {"num_blocks": 600, "block_size": 4, "max_num_batched_tokens": 32, "max_num_seqs": 8, "prepack": False}
+
+
+@functools.cache
+def tiny_model():
+    """The table's models have too few tokens for a tokenizer."""
+    return tiny_models.make("llama", vocab_size=420)
 
 
 def tiny_batcher(**sizes):
-    return ContinuousBatcher(tiny_models.shared("llama"), **SIZES | sizes)
+    return ContinuousBatcher(tiny_model(), tiny_tokenizers.byte_level(), **SIZES | sizes)
 
 
 def body(prompt=None, max_tokens=200, **rest):
