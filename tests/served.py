@@ -24,6 +24,7 @@ class Served:
     url: str
     client: httpx.Client
     service: Service
+    uvicorn: Server
 
     @property
     def batcher(self) -> ContinuousBatcher:
@@ -74,7 +75,7 @@ def served(
             wait_until(lambda: is_ready.is_set() or not thread.is_alive())
             assert is_ready.is_set(), "the server did not start; its log says why"
             with httpx.Client(base_url=url, headers=headers, timeout=PATIENCE) as client:
-                found = Served(url, client, app.state.service)
+                found = Served(url, client, app.state.service, server)
                 yield found
                 found.wait_until_idle()
         finally:

@@ -35,8 +35,8 @@ def build_app(batcher: ContinuousBatcher, options: ServeOptions | None = None) -
         app = hfpaged.serve.build_app(batcher)
         uvicorn.run(app)
 
-    `app.state.service` is what its handlers use. Where it is mounted in another application, that one's lifespan has to
-    hold `async with app.state.service.running():`, as Starlette starts no mounted ones.
+    `app.state.service` is what its handlers use. Starlette starts no mounted applications: where this one is mounted in
+    another, that one's lifespan holds `async with app.router.lifespan_context(app):`.
     """
     service = Service(batcher, options or ServeOptions())
     live = Live(service)
