@@ -102,6 +102,7 @@ TRIGGERS = {
         Case({"requests_rejected_total": {"invalid": 1}, "requests_received_total": 10}, ("10 %",)),
         Case({"requests_rejected_total": {"invalid": 200}}, ("correct what the clients send",)),
         Case({"requests_rejected_total": {"closed": 200}}, ("after close()",)),
+        Case({"requests_rejected_total": {"queue_full": 200}}, ("max_num_queued_requests", "replica")),
     ],
     "pool-full": [
         Case(

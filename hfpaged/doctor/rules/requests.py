@@ -70,6 +70,11 @@ def _let_in(reading: Reading, reasons: Mapping[str, float]) -> str:
     main = max(reasons, key=lambda reason: reasons[reason])
     if "long" in main.lower():
         return f"they are longer than the model or the pool: {_longest(reading)}, or have clients ask for fewer tokens"
+    if "queue" in main.lower():
+        return (
+            "the queue was full (max_num_queued_requests): that is how an overload should end, so add a replica, or raise "
+            "max_num_seqs and give the pool more if there is room; a longer queue helps against short bursts alone"
+        )
     if "closed" in main.lower():
         return "they came after close(): let clients know, or close with drain=True when none come any more"
     return "correct what the clients send; the error that each of them got says what is wrong"

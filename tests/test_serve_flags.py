@@ -1,0 +1,155 @@
+"""The command line: what it takes, what it says, and that it says it soon."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import subprocess
+import sys
+
+import pytest
+
+from hfpaged import ContinuousBatcher, cli
+from hfpaged.errors import InvalidConfigError
+from hfpaged.serve import ServeOptions, command, flag_types
+
+
+def parsed(*words):
+    return cli.build_parser(["serve"]).parse_args([*["serve", *words]])
+
+
+@pytest.fixture(autouse=True)
+def no_keys(monkeypatch):
+    monkeypatch.delenv("HFPAGED_API_KEY", raising=False)
+
+
+def test_help_comes_without_torch():
+    code = (
+        "import sys; from hfpaged import cli\n"
+        "try: cli.main(['serve', '--help'])\n"
+        "except SystemExit: pass\n"
+        "print(sorted({'torch', 'transformers', 'fastapi', 'uvicorn', 'numpy'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def flags():
+    parser = argparse.ArgumentParser()
+    command.add_parser(parser.add_subparsers())
+    actions = parser._subparsers._group_actions[0].choices["serve"]._actions
+    return [action for action in actions if action.option_strings and action.dest != "help"]
+
+
+def test_each_flag_has_a_line_and_the_reason_of_its_default():
+    for flag in flags():
+        if flag.option_strings[0] != "--no-prefix-caching":
+            assert "(default: " in flag.help, flag.option_strings
+            assert len(flag.help) > 60, flag.option_strings
+
+
+def test_the_issue_finds_all_its_flags():
+    asked = (
+        "host port api-key api-key-file served-model-name dtype device kv-cache-dtype block-size "
+        "gpu-memory-utilization kv-cache-memory max-model-len max-num-seqs max-num-batched-tokens "
+        "enable-prefix-caching no-enable-prefix-caching no-prefix-caching max-num-queued-requests request-timeout "
+        "window sinks adapter metrics-compat otlp-endpoint log-level log-json shutdown-timeout send-timeout "
+        "max-request-bytes record-prompts"
+    )
+    there = {name for flag in flags() for name in flag.option_strings}
+    assert there == {f"--{name}" for name in asked.split()}
+
+
+def test_the_defaults_are_those_of_the_classes_behind():
+    args = parsed()
+    assert command.options_of(args) == ServeOptions()
+    defaults = {name: p.default for name, p in inspect.signature(ContinuousBatcher).parameters.items()}
+    changed = {"max_num_queued_requests": 1024}  # a server must not queue without end
+    assert command.sizes_of(args) == {name: (defaults | changed)[name] for name in command.sizes_of(args)}
+
+
+def test_a_line_that_was_made_for_vllm_is_understood(monkeypatch):
+    words = "serve org/model --max_model_len 8k --max-num-seqs=64 --gpu_memory_utilization=0.9 --kv_cache_dtype fp8"
+    rest = "--no-enable-prefix-caching --served-model-name a b --api-key one --api-key team=two"
+    seen = {}
+    monkeypatch.setattr(command, "run", lambda args: seen.update(vars(args)) or 0)
+    assert cli.main([*words.split(), *rest.split()]) == 0
+    args = argparse.Namespace(**seen)
+    sizes, options = command.sizes_of(args), command.options_of(args)
+    assert args.model == "org/model"
+    assert (sizes["max_model_len"], sizes["max_num_seqs"], sizes["memory"]) == (8000, 64, 0.9)
+    assert (sizes["kv_dtype"], sizes["prefix_sharing"]) == ("fp8", False)
+    assert options.served_model_names == ("a", "b")
+    assert options.api_keys == {"key-1": "one", "team": "two"}
+
+
+def test_bytes_of_the_pool_stand_above_a_share():
+    assert command.sizes_of(parsed("--kv-cache-memory", "2GiB"))["memory"] == 2 << 30
+    assert command.sizes_of(parsed("--no-prefix-caching"))["prefix_sharing"] is False
+    assert command.options_of(parsed("--adapter", "a=x/y", "--adapter", "b=z")).adapters == {"a": "x/y", "b": "z"}
+
+
+WRONG = {
+    "--port": ["x", "-1", "70000"],
+    "--block-size": ["12", "0", "x"],
+    "--kv-cache-memory": ["much", "0", "-3"],
+    "--gpu-memory-utilization": ["0", "1.5", "x"],
+    "--max-model-len": ["0", "x", "-5", "8q"],
+    "--request-timeout": ["0", "x", "-1", "nan", "inf"],
+    "--kv-cache-dtype": ["int3"],
+    "--adapter": ["name", "=path", "name="],
+    "--otlp-endpoint": ["localhost:4317", "ftp://x"],
+    "--log-level": ["loud"],
+    "--api-key": ["", " ", "a b", "k\x01"],
+    "--api-key-file": ["/no/such/file"],
+    "--window": ["512"],
+    "--sinks": ["4"],
+    "--no-such-flag": ["1"],
+}
+
+
+@pytest.mark.parametrize(("flag", "value"), [(flag, value) for flag, values in WRONG.items() for value in values])
+def test_what_is_wrong_is_told_in_a_line(flag, value, capsys):
+    try:
+        code = cli.main(["serve", f"{flag}={value}"])
+    except SystemExit as end:
+        code = end.code
+    assert code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("hfpaged")
+    assert "error: " in line
+
+
+KEYS = {
+    "plain": ("k", {"key-1": "k"}),
+    "of a tenant": ("ann=k", {"ann": "k"}),
+    "with = inside": ("ann=k=v=", {"ann": "k=v="}),
+    "base64": ("c2VjcmV0a2V5", {"key-1": "c2VjcmV0a2V5"}),
+    "padded base64": ("c2VjcmV0a2U=", {"key-1": "c2VjcmV0a2U="}),
+    "twice padded base64": ("c2VjcmV0aw==", {"key-1": "c2VjcmV0aw=="}),
+}
+
+
+@pytest.mark.parametrize(("given", "expected"), KEYS.values(), ids=KEYS)
+def test_a_key_may_have_a_tenant(given, expected):
+    assert flag_types.api_keys([given], None, None) == expected
+
+
+def test_keys_come_from_flags_a_file_and_the_environment(tmp_path):
+    file = tmp_path / "keys"
+    file.write_text("# of the team\n\n  two \ncarl=three\n")
+    found = flag_types.api_keys(["one"], str(file), "four, dora=five,")
+    assert found == {"key-1": "one", "key-2": "two", "carl": "three", "key-4": "four", "dora": "five"}
+
+
+@pytest.mark.parametrize("given", [["a=x", "a=y"], ["a=x", "b=x"], [""]])
+def test_keys_that_cannot_be_told_apart_are_refused(given):
+    with pytest.raises(InvalidConfigError):
+        flag_types.api_keys(given, None, None)
+
+
+def test_a_file_without_keys_does_not_open_the_server(tmp_path):
+    file = tmp_path / "keys"
+    file.write_text("# none yet\n")
+    with pytest.raises(InvalidConfigError, match="holds no key"):
+        flag_types.api_keys([], str(file), None)
