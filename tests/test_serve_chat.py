@@ -205,6 +205,22 @@ def test_the_answer_takes_what_is_left_of_the_context(server, client):
     assert ask(client, max_completion_tokens=5).usage.completion_tokens == 5
 
 
+def test_the_answer_takes_what_the_pool_holds_where_that_is_less():
+    with serve_models.batcher(num_blocks=4) as batcher, served(batcher) as server:
+        usage = post(server).json()["usage"]
+        assert usage["total_tokens"] == 4 * batcher.pool.block_size < batcher.limits["max_model_len"]
+        error = post(server, messages=[{"role": "user", "content": "fox " * 80}]).json()["error"]
+        assert error["code"] == "context_length_exceeded"
+
+
+def test_special_tokens_can_be_left_in_the_text(server, client):
+    special = server.batcher.tokenizer.convert_tokens_to_ids("<|name|>")
+    settings = {"max_tokens": 2, "logit_bias": {str(special): 100}}
+    assert ask(client, **settings).choices[0].message.content == ""
+    shown = ask(client, **settings, extra_body={"skip_special_tokens": False})
+    assert shown.choices[0].message.content == "<|name|>" * 2
+
+
 def test_the_last_message_goes_on(server, client):
     messages = [*MESSAGES, {"role": "assistant", "content": "jumps"}]
     prompt = chat_prompt(
