@@ -198,14 +198,16 @@ def test_requests_that_run_are_listed_and_their_blocks_can_be_pointed_at(server,
     visitor = visit(server).is_live()
     visitor.ask(TEXT, max_tokens=2000)
     visitor.wait_for("document.querySelector('#requests .state.running')")
-    name = visitor.text("#requests .row:not(.head) .id")
+    name = visitor.page.get_attribute("#requests .row:not(.head) .id", "title")
     assert server.batcher.requests_with_blocks() == {name}
     block = server.batcher.memory_map().sequences[0].all_blocks[0]
     place = visitor.page.evaluate(
         "b => ({x: (b % cells.columns + .5) * cells.size, y: (Math.floor(b / cells.columns) + .5) * cells.size})", block
     )
     visitor.page.hover("#map", position=place)
-    visitor.wait_for(f"document.querySelector('#map-note').textContent === 'Block {block}: held by {name}'")
+    visitor.wait_for(
+        f"document.querySelector('#map-note').textContent === `Block {block}: held by ${{short('{name}')}}`"
+    )
     visitor.page.focus("#map")
     visitor.page.keyboard.press("ArrowRight")
     visitor.wait_for(f"document.querySelector('#map-note').textContent.startsWith('Block {block + 1}: ')")

@@ -24,5 +24,5 @@ def reason_told(event: PrefixMatched, *, may_know_others: bool) -> str:
 def sentence(event: PrefixMatched, reason: str, block_size: int) -> str:
     """With the numbers."""
     why = _SENTENCES.get(reason, reason).format(left=event.queried - event.hit, size=block_size)
-    waited = f" (after it had waited for {event.waited_for})" if event.waited_for else ""
+    waited = " (after it had waited for another request to compute them)" if event.waited_for else ""
     return f"{event.hit} of {event.queried} prompt tokens were known{waited}: {why}"
