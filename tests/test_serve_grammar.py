@@ -12,12 +12,14 @@ import tiny_tokenizers
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from transformers import PreTrainedTokenizerFast
 
 import hfpaged
 from hfpaged import ContinuousBatcher
 from hfpaged.serve.grammar import grammar_of, json_grammar, lark_grammar
 from hfpaged.serve.grammar_processor import grammar_processor
 from hfpaged.serve.http_errors import ApiError
+from hfpaged.serve.tool_grammar import behind_thought, either
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -303,3 +305,24 @@ def test_the_demo_model_fills_in_a_schema(demo):
     assert output.finish_reason == "stop"
     answer = json.loads(output.text)
     assert (answer["capital"], answer["country"].lower()) == ("Paris", "france")
+
+
+@pytest.mark.parametrize(("is_open", "texts"), [
+    (True, {"Hm {.\n</think>\n\n[1]": True, "[1]": False, "Hm </think>[1] x": False, "</think>[1]": True}),
+    (False, {"<think>\nHm.</think>\n[1]": True, "[1]": True, "Hm.</think>[1]": False, "<think>a</think>": False}),
+])  # fmt: skip
+@pytest.mark.parametrize("answer", [json_grammar({"type": "array"}), either("start: /[a-z]+/", "start: /\\[1\\]/")])
+@pytest.mark.parametrize("is_special", [False, True])
+def test_a_model_may_think_before_it_is_held_to_a_format(model, is_open, texts, answer, is_special):
+    plain = tiny_tokenizers.byte_level().backend_tokenizer
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=type(plain).from_str(plain.to_str()), eos_token="</s>")
+    if is_special:
+        tokenizer.add_special_tokens({"additional_special_tokens": ["<think>", "</think>"]})
+    grammar = behind_thought(tokenizer, answer, ("<think>", "</think>"), is_open=is_open)
+    for text, fits in texts.items():
+        processor = grammar_processor(tokenizer, model, grammar)
+        ids = tokenizer(text)["input_ids"]
+        allowed = [processor(torch.tensor([ids[:end]], dtype=torch.int64), torch.zeros(1, VOCAB))[0] == 0
+                   for end in range(len(ids) + 1)]  # fmt: skip
+        follows = all(bool(here[token]) for here, token in zip(allowed, ids, strict=False))
+        assert (follows and bool(allowed[-1][EOS])) is fits, text

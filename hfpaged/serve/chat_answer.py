@@ -8,7 +8,9 @@ from typing import Any
 from hfpaged.engine.call import Call, Submission
 from hfpaged.engine.delivery import StreamEvent
 from hfpaged.engine.outputs import RequestOutput, SequenceOutput
+from hfpaged.serve.answer_plan import AnswerPlan, Pieces, plan_answer
 from hfpaged.serve.answers import answer_head, new_id, stop_reason
+from hfpaged.serve.chat_message import deltas_of, message_of
 from hfpaged.serve.chat_prompt import ChatPrompt, chat_prompt
 from hfpaged.serve.chunks import Chunks, check_ended
 from hfpaged.serve.http_errors import ApiError
@@ -17,6 +19,7 @@ from hfpaged.serve.logprob_text import TokenTexts, chat_logprobs
 from hfpaged.serve.sampling import eos_token_ids, new_tokens, sampling_settings
 from hfpaged.serve.schemas.chat import ChatBody, TemplateBody
 from hfpaged.serve.service import Service
+from hfpaged.serve.tool_choice import tool_choice_of
 from hfpaged.serve.usage import usage_of
 
 
@@ -32,7 +35,7 @@ def prompt_of(
     return chat_prompt(
         service.tokenizer, messages, add_generation_prompt=not continues if begins is None else begins,
         continue_final_message=continues, add_special_tokens=bool(body.add_special_tokens),
-        template_kwargs=body.chat_template_kwargs, **more,
+        template_kwargs=body.chat_template_kwargs, tools=tool_choice_of(body.tools, body.tool_choice).told, **more,
     )  # fmt: skip
 
 
@@ -42,6 +45,7 @@ class ChatAnswer:
     def __init__(self, body: ChatBody, service: Service) -> None:
         self.body, self._service = body, service
         self.id = new_id("chatcmpl")
+        self._plan: AnswerPlan | None = None
         self.own_ends = eos_token_ids(service.batcher.model.generation_config)
         self.texts = TokenTexts(service.batcher.tokenizer, bool(body.return_tokens_as_token_ids))
         self.num_logprobs = self._num_logprobs()
@@ -57,6 +61,9 @@ class ChatAnswer:
         """Raises ApiError."""
         settings = sampling_settings(self.body, self._service)
         prompt = prompt_of(self.body.messages, self.body, self._service)
+        choice = tool_choice_of(self.body.tools, self.body.tool_choice, self.body.parallel_tool_calls)
+        self._plan = plan_answer(self._service, prompt, choice, self.body.formats)
+        settings |= self._plan.settings
         if self.num_logprobs is not None:
             settings["logprobs"] = self.num_logprobs
         settings["max_tokens"] = new_tokens(self._service, self.asked, len(prompt.token_ids))
@@ -75,12 +82,17 @@ class ChatAnswer:
         """Raises ApiError where the request fails or is given up."""
         return _ChatChunks(self, answer_head(self.id, "chat.completion.chunk", self.body, self._service))(call)
 
+    def pieces(self) -> Pieces | None:
+        """What takes one choice apart, None where it is content and nothing else."""
+        return self._plan.pieces(self._service) if self._plan is not None else None
+
     def _choice(self, index: int, seq: SequenceOutput) -> dict[str, Any]:
+        message, finish_reason = message_of(self.pieces(), seq)
         return {
             "index": index,
-            "message": {"role": "assistant", "content": seq.text or "", "refusal": None},
+            "message": message,
             "logprobs": None if self.num_logprobs is None else chat_logprobs(seq.logprobs or (), self.texts),
-            "finish_reason": seq.finish_reason,
+            "finish_reason": finish_reason,
             "stop_reason": stop_reason(seq, self.own_ends),
         } | ({"token_ids": seq.token_ids} if self.body.return_token_ids else {})
 
@@ -101,12 +113,16 @@ class _ChatChunks(Chunks):
         self._is_plain = answer.num_logprobs is None and not answer.body.return_token_ids
         self._begun: set[int] = set()
         self._told: dict[int, int] = {}  # tokens whose logprobs have been sent, by choice
+        self._pieces = {index: pieces for index in range(self._n) if (pieces := answer.pieces()) is not None}
 
     def choices(self, index: int, new: StreamEvent) -> Iterator[bytes]:
         """The first chunk of a choice has its role."""
         if index not in self._begun:
             self._begun.add(index)
             yield self._choice(index, {"role": "assistant", "content": ""})
+        if self._pieces:
+            yield from self._taken_apart(index, new)
+            return
         text = new.text or ""
         if self._is_plain and new.finish_reason is None:
             if text:
@@ -114,6 +130,15 @@ class _ChatChunks(Chunks):
                        + b'},"logprobs":null,"finish_reason":null}')  # fmt: skip
         elif text or new.finish_reason is not None or self._answer.body.return_token_ids:
             yield self._piece(index, {"content": text} if text else {}, new)
+
+    def _taken_apart(self, index: int, new: StreamEvent) -> Iterator[bytes]:
+        """The last chunk of what is new has its logprobs, and how it ended."""
+        ends = new.finish_reason is not None
+        *deltas, last = deltas_of(self._pieces[index], new.text or "", ends) or [{}]
+        for delta in deltas:
+            yield self._choice(index, delta)
+        if last or ends or not self._is_plain:
+            yield self._piece(index, last, new)
 
     def _piece(self, index: int, delta: dict[str, Any], new: StreamEvent) -> bytes:
         seq = next(seq for seq in new.output.sequences if seq.index == new.index)
@@ -124,7 +149,9 @@ class _ChatChunks(Chunks):
             self._told[index] = told + len(positions)
             more["logprobs"] = chat_logprobs(positions, self._answer.texts)
         if new.finish_reason is not None:
-            more |= {"finish_reason": new.finish_reason, "stop_reason": stop_reason(seq, self._answer.own_ends)}
+            pieces = self._pieces.get(index)
+            reason = pieces.finish_reason(new.finish_reason) if pieces else new.finish_reason
+            more |= {"finish_reason": reason, "stop_reason": stop_reason(seq, self._answer.own_ends)}
         if self._answer.body.return_token_ids:
             more["token_ids"] = new.token_ids
         return self._choice(index, delta, **more)

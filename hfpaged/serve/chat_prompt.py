@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from hfpaged.serve.chat_messages import template_messages
 from hfpaged.serve.http_errors import ApiError
+from hfpaged.serve.tool_prompt import knows_tools, told_in_messages
 
 
 class ChatPrompt(NamedTuple):
@@ -31,7 +32,7 @@ def chat_prompt(
 
     Args:
         messages: as clients send them; content may be a list of parts of text.
-        tools: as clients send them, for templates that write them into the prompt.
+        tools: as clients send them. Where the template knows nothing of tools they are told in the system's message.
         add_generation_prompt: end with what begins the assistant's answer.
         continue_final_message: instead, leave the last message open, so that the answer goes on with it.
         add_special_tokens: let the tokenizer add its own, which most templates have written already.
@@ -45,6 +46,8 @@ def chat_prompt(
             400, "add_generation_prompt begins a new answer and continue_final_message goes on with the last message; "
             "set one of them to false", code="invalid_value", param="continue_final_message",
         )  # fmt: skip
+    if not knows_tools(template):
+        messages, tools = told_in_messages(messages, tools or ()), None
     conversation = template_messages(messages, template)
     _check_kwargs(template_kwargs or {})
     try:

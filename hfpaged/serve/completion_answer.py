@@ -10,6 +10,8 @@ from hfpaged.engine.delivery import StreamEvent
 from hfpaged.engine.outputs import PositionLogprobs, RequestOutput, SequenceOutput
 from hfpaged.serve.answers import answer_head, new_id, stop_reason
 from hfpaged.serve.chunks import Chunks, check_ended
+from hfpaged.serve.grammar import grammar_of
+from hfpaged.serve.grammar_processor import grammar_processor
 from hfpaged.serve.http_errors import ApiError
 from hfpaged.serve.json_text import json_bytes
 from hfpaged.serve.logprob_text import CompletionLogprobs, TokenTexts
@@ -41,6 +43,9 @@ class CompletionAnswer:
             settings["logprobs"] = self.body.logprobs
             if self.body.echo:
                 settings["prompt_logprobs"] = self.body.logprobs
+        if (grammar := grammar_of(self.body.formats)) is not None:
+            service = self._service
+            settings["logits_processor"] = grammar_processor(service.tokenizer, service.batcher.model, grammar)
         for index, prompt in enumerate(self.body.prompt):
             token_ids = self._token_ids(prompt)
             if self.body.echo:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Iterable
 from typing import Any
@@ -21,8 +22,11 @@ LOWEST = -1e30
 _ADDED = np.where(np.arange(256)[:, None] >> np.arange(8) & 1, 0.0, -np.inf).astype(np.float32)
 
 
-def grammar_processor(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel, grammar: str) -> GrammarProcessor:
-    """For the `logits_processor` of one request. To be made in a worker thread: a grammar may take 100 ms.
+def grammar_processor(
+    tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel, grammar: str, param: str = "response_format"
+) -> GrammarProcessor:
+    """For the `logits_processor` of one request. To be made in a worker thread: a grammar may take 100 ms. `param` is
+    the field that errors are about.
 
     Raises ApiError 400 for a grammar that does not compile, with llguidance's reason, and 422 for a tokenizer that it
     cannot use.
@@ -31,7 +35,7 @@ def grammar_processor(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel
     if matcher.is_error():
         raise ApiError(
             400, f"the format of the answer is none that this server can hold a model to: {matcher.get_error()}",
-            code="invalid_grammar", param="response_format",
+            code="invalid_grammar", param=param,
         )  # fmt: skip
     return GrammarProcessor(matcher, end_token_ids(tokenizer, model))
 
@@ -49,6 +53,13 @@ def grammar_tokenizer(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel
     """
     vocab_size = max(len(tokenizer), model.config.get_text_config().vocab_size)
     return _grammar_tokenizer(tokenizer, end_token_ids(tokenizer, model), vocab_size)
+
+
+def warm_up_grammars(tokenizer: PreTrainedTokenizerBase | None, model: PreTrainedModel) -> None:
+    """Do that before requests come; where it cannot be done, those that want it will be told."""
+    if tokenizer is not None:
+        with contextlib.suppress(ApiError):
+            grammar_tokenizer(tokenizer, model)
 
 
 @functools.lru_cache(maxsize=4)
@@ -84,7 +95,7 @@ class GrammarProcessor(LogitsProcessor):
         return GrammarProcessor(self._matcher.deep_copy(), self._ends, prompt_length)
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """input_ids [rows, length] int64, scores [rows, vocab] float32; gives new scores back. Raises RuntimeError
+        """input_ids [rows, length] int64, scores [rows, vocab] float32; gives new scores back. Raises ApiError 422
         where the grammar has become too complex for llguidance's limits.
         """
         histories = input_ids[:, self.prompt_length :].tolist()
@@ -99,7 +110,10 @@ class GrammarProcessor(LogitsProcessor):
             return _only(self._ends, vocab_size)
         mask = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         if self._matcher.is_error():
-            raise RuntimeError(f"the grammar cannot be followed any further: {self._matcher.get_error()}")
+            raise ApiError(
+                422, f"the format asked for cannot be followed any further: {self._matcher.get_error()}; ask for a "
+                "simpler one", code="grammar_too_complex", param="response_format",
+            )  # fmt: skip
         added = _ADDED.take(mask, axis=0).reshape(-1)
         missing = max(0, vocab_size - len(added))
         return np.pad(added, (0, missing), constant_values=-np.inf) if missing else added[:vocab_size]

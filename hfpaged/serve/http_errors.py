@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from hfpaged.errors import (
     BatcherClosedError,
+    CallbackError,
     InvalidConfigError,
     OutOfBlocksError,
     QueueFullError,
@@ -64,6 +65,8 @@ def api_error(error: BaseException) -> ApiError:
     """What a client is told of an error. One that nobody expected is logged here, and told without its details."""
     if isinstance(error, ApiError):
         return error
+    if isinstance(error, CallbackError) and isinstance(error.__cause__, ApiError):  # of one of our own processors
+        return error.__cause__
     for kind, (status, code) in _KINDS.items():
         if isinstance(error, kind):
             return ApiError(status, str(error), code=code)

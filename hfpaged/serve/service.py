@@ -18,6 +18,7 @@ from hfpaged.engine.running import RunningEngine
 from hfpaged.errors import QueueFullError
 from hfpaged.serve.callers import Caller, KeyRing
 from hfpaged.serve.deadline import Deadline, stopping
+from hfpaged.serve.grammar_processor import warm_up_grammars
 from hfpaged.serve.http_errors import ApiError
 from hfpaged.serve.metrics import watching
 from hfpaged.serve.options import ServeOptions
@@ -149,6 +150,7 @@ class Service:
     async def _warm_up(self) -> None:
         try:
             await asyncio.to_thread(self.batcher.warm_up)
+            await asyncio.to_thread(warm_up_grammars, self.batcher.tokenizer, self.batcher.model)
         except Exception:  # requests will tell
             logger.exception("the first forwards failed")
         self.is_warm = True

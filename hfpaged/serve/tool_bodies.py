@@ -43,7 +43,7 @@ def bare_json_calls(body: str, tools: Tools) -> list[Called]:
 def named_calls(body: str, tools: Tools) -> list[Called]:
     """Mistral's: a list of JSON, or since 2025 `name{...}`, `name[ARGS]{...}` with perhaps [CALL_ID] before that."""
     body = body.strip()
-    if body.startswith(("[{", "{", "[ {")):
+    if body.startswith(("[", "{")):
         return json_calls(body, tools)
     match = re.fullmatch(r"([^\s\[{]+)\s*(?:\[CALL_ID\][^\[{]*)?(?:\[ARGS\])?\s*(\{.*)", body, re.DOTALL)
     if match is None:

@@ -135,10 +135,9 @@ class ToolParser:
         if self._opened is not None:
             assert family is not None
             return (family.close, *silent) if family.close else (*family.opens, *family.silent, *silent)
-        watched = silent if family is None else (*family.opens, *family.silent, *silent)
-        if not self._is_first:
-            return watched
-        return (*watched, *(family.starts if family else ()), *(thoughts[:1] if thoughts else ()))
+        # What means something at the start only is found everywhere, so that it is the same however the text is cut.
+        watched = silent if family is None else (*family.opens, *family.silent, *family.starts, *silent)
+        return (*watched, *(thoughts[:1] if thoughts else ()))
 
     def _take_text(self, text: str) -> list[Piece]:
         if self._is_thinking:

@@ -54,6 +54,7 @@ class ChatLogprobs(Answer):
 class ChatMessage(Answer):
     role: Literal["assistant"]
     content: str | None
+    reasoning_content: str | None = None
     tool_calls: list[dict[str, Any]] | None = None
 
 
@@ -81,6 +82,8 @@ class ChatCompletion(AnswerHead):
 class ChatDelta(Answer):
     role: Literal["assistant"] | None = None
     content: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
 
 
 class ChatChunkChoice(Answer):

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, PlainValidator, WithJsonSchema
 
+from hfpaged.serve.schemas.formats import FormatBody
 from hfpaged.serve.schemas.sampling import MOST_LOGPROBS, SamplingBody
 
 _IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
@@ -40,7 +41,7 @@ Prompts = Annotated[
 ]
 
 
-class CompletionBody(SamplingBody):
+class CompletionBody(FormatBody, SamplingBody):
     """Texts or token ids that go on."""
 
     prompt: Prompts = Field(description="What goes on; of several prompts each has n choices, in their order.")
