@@ -5,12 +5,15 @@ from __future__ import annotations
 import hashlib
 import time
 import uuid
+import weakref
 from importlib.metadata import version
 from typing import Any
 
 from hfpaged.engine.outputs import SequenceOutput
 from hfpaged.serve.schemas.sampling import SamplingBody
 from hfpaged.serve.service import Service
+
+_FINGERPRINTS: weakref.WeakKeyDictionary[Service, str] = weakref.WeakKeyDictionary()
 
 
 def new_id(prefix: str) -> str:
@@ -30,10 +33,14 @@ def answer_head(answer_id: str, kind: str, body: SamplingBody, service: Service)
 
 
 def fingerprint(service: Service) -> str:
-    """Changes when the same seed may give other tokens: another model, format or version."""
-    told = service.batcher.describe()
-    parts = (version("hfpaged"), service.batcher.model.name_or_path, told["model"], told["kv_format"])
-    return "fp_" + hashlib.sha256("\0".join(map(str, parts)).encode()).hexdigest()[:10]
+    """Changes when the same seed may give other tokens: another model, format or version. Made once for a service."""
+    found = _FINGERPRINTS.get(service)
+    if found is None:
+        told, name = service.batcher.describe(), service.batcher.model.name_or_path
+        parts = (version("hfpaged"), name, told["model"], told["kv_format"])
+        found = "fp_" + hashlib.sha256("\0".join(map(str, parts)).encode()).hexdigest()[:10]
+        _FINGERPRINTS[service] = found
+    return found
 
 
 def stop_reason(seq: SequenceOutput | None, own_ends: tuple[int, ...]) -> int | str | None:
