@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 
 import httpx
+import peft
 import pytest
 import tiny_models
 import tiny_tokenizers
@@ -221,6 +223,31 @@ def test_explain_reads_text_as_completions_do(server):
     complete(server, prompt=text)
     told = explain(server, prompt=text)
     assert told["known_tokens"] == told["prompt_tokens"] - 1 > 0
+
+
+def test_explain_reads_a_conversation_as_chat_does():
+    tokenizer = copy.deepcopy(tiny_tokenizers.byte_level())
+    tokenizer.chat_template = "{% for m in messages %}<|name|>{{ m.content }}{% endfor %}"
+    messages = [{"role": "user", "content": "the quick brown fox jumps over the lazy dog"}]
+    model = tiny_models.make("llama", vocab_size=420)
+    with ContinuousBatcher(model, tokenizer, num_blocks=32, block_size=4) as batcher, served(batcher) as server:
+        usage = server.client.post("/v1/chat/completions", json={"messages": messages, "max_tokens": 8}).json()["usage"]
+        told = explain(server, messages=messages)
+        assert told["known_tokens"] == usage["prompt_tokens"] - 1 == told["prompt_tokens"] - 1
+
+
+def test_explain_knows_the_prefixes_of_an_adapter():
+    model = tiny_models.make("llama")
+    config = peft.LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False)
+    adapted = peft.get_peft_model(model, config, adapter_name="poet").eval()
+    adapted.base_model.disable_adapter_layers()
+    options = ServeOptions(adapters={"poet": "where it came from"})
+    with ContinuousBatcher(adapted, num_blocks=32, block_size=4) as batcher, served(batcher, options) as server:
+        complete(server, model="poet")
+        assert explain(server, prompt=PROMPT, model="poet")["reason"] == "complete"
+        base = explain(server, prompt=PROMPT)
+        assert (base["known_tokens"], base["reason"]) == (0, "other key")
+        assert "another adapter" in base["explanation"]
 
 
 def test_explain_refuses_what_is_no_prompt(server):

@@ -9,7 +9,7 @@ from hfpaged.engine.prompts import read_prompt
 from hfpaged.explain import explain_prompt
 from hfpaged.prefix_report import PrefixReport
 from hfpaged.serve.callers import Caller
-from hfpaged.serve.chat_prompt import chat_prompt
+from hfpaged.serve.chat_answer import prompt_of
 from hfpaged.serve.http_errors import ApiError
 from hfpaged.serve.schemas.kv import ExplainRequest
 from hfpaged.serve.service import Service
@@ -40,7 +40,7 @@ def _prompt(service: Service, body: ExplainRequest) -> Any:
         raise ApiError(400, "say which prompt: either prompt or messages", code="invalid_value", param="prompt")
     if body.messages is None:
         return body.prompt
-    return chat_prompt(service.tokenizer, body.messages, tools=body.tools).token_ids
+    return prompt_of(body.messages, body, service, tools=body.tools).token_ids
 
 
 def _record(report: PrefixReport) -> dict[str, Any]:

@@ -38,7 +38,11 @@ async def kv_explain(body: ExplainRequest, request: Request) -> Response:
     return await _from_thread(lambda: explanation(service, caller, body))
 
 
-@router.post("/v1/kv/reset", response_model=None, responses={200: {"model": ResetDone}})
+@router.post(
+    "/v1/kv/reset",
+    response_model=None,
+    responses={200: {"model": ResetDone}, 409: {"description": "Blocks are in use."}},
+)
 async def kv_reset(request: Request) -> Response:
     """Forget all prefixes, everybody's; 409 while blocks are in use, and nothing is forgotten then."""
     pool = service_of(request).batcher.pool

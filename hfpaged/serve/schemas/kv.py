@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
+
+from hfpaged.serve.schemas.chat import Message, TemplateBody
 
 
-class ExplainRequest(BaseModel):
-    """One prompt, as a request would have it."""
+class ExplainRequest(TemplateBody):
+    """One prompt, as a request would have it: either `prompt` or `messages`."""
 
-    model_config = ConfigDict(extra="allow")
-
-    model: str | None = None
-    prompt: str | list[int] | None = Field(None, description="Text, or token ids.")
-    messages: list[dict[str, Any]] | None = Field(None, description="Instead of a prompt, as for a chat.")
-    tools: list[dict[str, Any]] | None = None
+    model: str | None = Field(None, description="A name that /v1/models tells; an adapter has prefixes of its own.")
+    prompt: str | list[Annotated[int, Field(ge=0)]] | None = Field(None, description="A text, or token ids.")
+    messages: list[Message] | None = Field(None, min_length=1, description="Instead, a conversation.")
+    tools: list[dict[str, Any]] | None = Field(None, description="As in the request that is asked about.")
     cache_salt: str | None = Field(None, description="As in the request that is asked about.")
 
 
