@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from hfpaged.serve.chat_messages import template_messages
 from hfpaged.serve.http_errors import ApiError
-from hfpaged.serve.tool_prompt import knows_tools, told_in_messages
+from hfpaged.serve.tool_prompt import without_tools
 
 
 class ChatPrompt(NamedTuple):
@@ -46,8 +46,7 @@ def chat_prompt(
             400, "add_generation_prompt begins a new answer and continue_final_message goes on with the last message; "
             "set one of them to false", code="invalid_value", param="continue_final_message",
         )  # fmt: skip
-    if not knows_tools(template):
-        messages, tools = told_in_messages(messages, tools or ()), None
+    messages, tools = without_tools(messages, tools, template)
     conversation = template_messages(messages, template)
     _check_kwargs(template_kwargs or {})
     try:
