@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import random
 
 import adapted
 import pytest
@@ -23,7 +22,6 @@ from test_batcher_tokens import SIZES, checked, prompts
 
 import hfpaged
 from hfpaged import AdapterLostError, ContinuousBatcher, InvalidConfigError, PagedCache, compat
-from hfpaged.adapters import active_adapters
 from hfpaged.engine import events as ev
 from hfpaged.prepack import prepack_report
 from hfpaged.prepack_gain import LinearGain
@@ -219,7 +217,7 @@ def test_what_lies_merged_in_the_weights_cannot_be_chosen(model):
     with_none = batcher.add_request(prompt, **GREEDY)
     batcher.step()
     model.merge_adapter(["first"])
-    with pytest.raises(InvalidConfigError, match="'first' lies merged in the weights .* unmerge_adapter"):
+    with pytest.raises(InvalidConfigError, match=r"'first' lies merged in the weights .* unmerge_adapter"):
         batcher.add_request(prompt, adapter="second")
     outputs = {}
     while batcher.has_work:
@@ -236,7 +234,7 @@ def test_adapters_that_learn_a_prompt_are_refused_by_name():
     made.peft_config["prompted"] = PromptTuningConfig(task_type=TaskType.CAUSAL_LM, num_virtual_tokens=3)
     batcher = batcher_of(made)
     with pytest.raises(
-        InvalidConfigError, match="'prompted' cannot be chosen .*: PROMPT_TUNING puts tokens of its own"
+        InvalidConfigError, match=r"'prompted' cannot be chosen .*: PROMPT_TUNING puts tokens of its own"
     ):
         batcher.add_request([5, 6], adapter="prompted")
     checked(batcher)
@@ -246,7 +244,7 @@ def test_adapters_that_act_from_certain_tokens_on_are_refused_by_name():
     made = adapted.make({"first": LORA["first"], "invoked": LORA["first"] | {"alora_invocation_tokens": [5, 6]}})
     batcher = batcher_of(made)
     assert "not invoked: it acts from certain tokens" in batcher.describe()["adapters"]
-    with pytest.raises(InvalidConfigError, match="'invoked' cannot be chosen for single requests: .*aLoRA"):
+    with pytest.raises(InvalidConfigError, match=r"'invoked' cannot be chosen for single requests: .*aLoRA"):
         batcher.add_request([5, 6], adapter="invoked")
     checked(batcher)
 
@@ -543,8 +541,8 @@ def test_adapters_that_transformers_has_loaded(monkeypatch):
     """transformers 5.24 asks for a PEFT that is newer than any release; what it uses here is in older ones."""
     monkeypatch.setattr("transformers.integrations.peft.check_peft_version", lambda min_version: None)
     plain = tiny_models.make("llama")
-    for name, settings in LORA.items():
-        plain.add_adapter(lora(**settings), adapter_name=name)
+    for name, given_settings in LORA.items():
+        plain.add_adapter(lora(**given_settings), adapter_name=name)
     with_large_adapters(plain)
     batcher = batcher_of(plain)
     requests = pairs(6, NAMES)
