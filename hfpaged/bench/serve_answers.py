@@ -65,7 +65,7 @@ def _read_event(data: bytes) -> tuple[str, int | None]:
     event: dict[str, Any] = json.loads(data)
     if "error" in event:
         raise RuntimeError(f"the server says {event['error']}")
-    choice = next(iter(event.get("choices") or ()), {})
+    choice: dict[str, Any] = next(iter(event.get("choices") or ()), {})
     text = choice.get("text") or (choice.get("delta") or {}).get("content") or ""
     return text, (event.get("usage") or {}).get("completion_tokens")
 
