@@ -12,6 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from hfpaged import compat
 from hfpaged.config import DEFAULT_BLOCK_SIZE
 from hfpaged.engine import registry
+from hfpaged.engine.all_to_end import all_to_end
 from hfpaged.engine.assembly import assemble
 from hfpaged.engine.delivery import Listener, Mailbox, Stream
 from hfpaged.engine.events import Hook
@@ -20,8 +21,6 @@ from hfpaged.engine.loop import EngineLoop
 from hfpaged.engine.outputs import RequestOutput
 from hfpaged.engine.pacing import DEFAULT_STRETCH
 from hfpaged.engine.preemption import PreemptionPolicy
-from hfpaged.engine.progress import progress_bar
-from hfpaged.engine.prompts import listed, per_prompt
 from hfpaged.engine.running import RunningEngine
 from hfpaged.engine.spec import EngineSpec
 from hfpaged.engine.tally import Tally
@@ -213,22 +212,7 @@ class ContinuousBatcher:
 
         A request that fails has finish_reason "error" and its error; one that is refused raises before any begins.
         """
-        prompts, mailbox = listed(prompts), Mailbox()
-        waiting, found = list[str](), dict[str, RequestOutput]()
-        try:
-            for prompt, config in zip(prompts, per_prompt(generation_config, len(prompts)), strict=True):
-                waiting.append(self._intake.add(mailbox.put, prompt, config, only_end=True, **settings))
-            with progress_bar(len(waiting), progress) as advance:
-                while len(found) < len(waiting):
-                    output = self.loop.next_output(mailbox)
-                    if output.finished:
-                        found[output.request_id] = output
-                        advance(sum(len(seq.token_ids) for seq in output.sequences))
-        except BaseException:  # one that was refused, or Ctrl-C
-            for request_id in waiting:
-                self.abort(request_id)
-            raise
-        return [found[request_id] for request_id in waiting]
+        return all_to_end(self._intake, self.loop, prompts, generation_config, progress, settings)
 
     def stream(self, prompt: Any, generation_config: Config = None, **settings: Any) -> Stream:
         """Run one prompt, with all others that are there, and give what is new as soon as it is. Dropping the iterator

@@ -48,7 +48,7 @@ def _as_text(message: Mapping[str, Any], where: str) -> dict[str, Any]:
         text = text_of(message.get("content"), f"{where}.content")
         return {"role": "user", "content": f"<tool_response>\n{text}\n</tool_response>"}
     calls = message.get("tool_calls")
-    if message.get("role") != "assistant" or not _are_calls(calls):
+    if message.get("role") != "assistant" or calls is None or not _are_calls(calls):
         return dict(message)
     rest = {key: value for key, value in message.items() if key != "tool_calls"}
     parts = [text_of(message.get("content"), f"{where}.content"), *map(_call_text, calls)]
