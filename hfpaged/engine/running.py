@@ -103,20 +103,26 @@ class RunningEngine:
         if not self.is_alive:
             raise BatcherClosedError("the engine is not running; use it inside of `async with batcher.running()`")
         arrivals = Arrivals(self._doorbell())
-        adding = asyncio.ensure_future(asyncio.to_thread(self._add_all, prepare, arrivals))
+        is_gone = threading.Event()
+        adding = asyncio.ensure_future(asyncio.to_thread(self._add_all, prepare, arrivals, is_gone))
         try:
             call = await asyncio.shield(adding)
         except asyncio.CancelledError:  # its client was gone before the requests were there
+            is_gone.set()
             adding.add_done_callback(_close_what_came)
             raise
         if not self.is_alive:  # it has stopped meanwhile, and nobody else would end these requests
             await asyncio.to_thread(self._loop.end_all)
         return call
 
-    def _add_all(self, prepare: Callable[[], Iterable[Submission]], arrivals: Arrivals) -> Call:
+    def _add_all(
+        self, prepare: Callable[[], Iterable[Submission]], arrivals: Arrivals, is_gone: threading.Event
+    ) -> Call:
         request_ids: list[str] = []
         try:
             for index, (prompt, settings) in enumerate(prepare()):
+                if is_gone.is_set():  # a long list is read for long
+                    break
                 listener = partial(arrivals.put, index)
                 request_ids.append(self.batcher.add_request(prompt, listener=listener, **settings))
         except BaseException:

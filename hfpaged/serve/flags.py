@@ -138,8 +138,9 @@ def _limits(group: argparse._ArgumentGroup) -> None:
          type=types.seconds, default=_OPTIONS.send_timeout, metavar="SECONDS")  # fmt: skip
     _add(group, "--max-request-bytes",
          "of the body of a request, such as 4MiB",
-         "1MiB: 200,000 words, and still parsed within the 50 ms that others' streams may stand still",
-         type=types.size, default=_OPTIONS.max_body_bytes, metavar="BYTES")  # fmt: skip
+         "512KiB, or 8 bytes for each token of the context: parsed within the 50 ms that others' streams may stand "
+         "still",
+         type=types.size, metavar="BYTES")  # fmt: skip
     _add(group, "--shutdown-timeout",
          "seconds that requests get to end after SIGTERM or Ctrl-C",
          "25: Kubernetes kills after 30",

@@ -59,8 +59,8 @@ class Gate:
     async def _pass(self, scope: Scope, exchange: Exchange, path: str) -> None:
         """Raises ApiError, and what the application raises."""
         self._check(scope, path)
-        options = self._service.options
-        body = await read_body(scope, exchange.receive, options.max_body_bytes, options.send_timeout)
+        service = self._service
+        body = await read_body(scope, exchange.receive, service.max_body_bytes, service.options.send_timeout)
         if body is not None:
             with in_trace_of(scope, path):
                 await self._app(scope, replayed(body, exchange.receive), exchange.send)

@@ -21,7 +21,7 @@ from hfpaged.serve.deadline import Deadline, stopping
 from hfpaged.serve.grammar_processor import warm_up_grammars
 from hfpaged.serve.http_errors import ApiError
 from hfpaged.serve.metrics import watching
-from hfpaged.serve.options import ServeOptions
+from hfpaged.serve.options import BYTES_OF_TOKEN, MIN_BODY_BYTES, ServeOptions
 
 logger = logging.getLogger("hfpaged")
 
@@ -51,6 +51,12 @@ class Service:
     def model_names(self) -> tuple[str, ...]:
         """Those of the model itself, the first of which is told in answers."""
         return self.options.served_model_names or (model_name(self.batcher.model),)
+
+    @property
+    def max_body_bytes(self) -> int:
+        """Of one request."""
+        longest = self.batcher.limits.get("max_model_len", 0)
+        return self.options.max_body_bytes or max(MIN_BODY_BYTES, BYTES_OF_TOKEN * longest)
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:

@@ -72,8 +72,8 @@ def _let_in(reading: Reading, reasons: Mapping[str, float]) -> str:
         return f"they are longer than the model or the pool: {_longest(reading)}, or have clients ask for fewer tokens"
     if "queue" in main.lower():
         return (
-            "the queue was full (max_num_queued_requests): so should an overload end; add a replica, or raise "
-            "max_num_seqs and give the pool more if there is room; a longer queue helps against short bursts alone"
+            "the queue was full (max_num_queued_requests): that is how an overload should end, so add a replica, or "
+            "raise max_num_seqs and give the pool more where there is room; a longer queue helps against bursts alone"
         )
     if "closed" in main.lower():
         return "they came after close(): let clients know, or close with drain=True when none come any more"

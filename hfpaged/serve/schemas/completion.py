@@ -9,6 +9,7 @@ from pydantic import Field, PlainValidator, WithJsonSchema
 from hfpaged.serve.schemas.formats import FormatBody
 from hfpaged.serve.schemas.sampling import MOST_LOGPROBS, SamplingBody
 
+MOST_PROMPTS = 1024  # of one request: who has more sends several
 _IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
 
 
@@ -20,6 +21,8 @@ def _prompts(value: Any) -> list[str | list[int]]:
     """One prompt or several, as a list of them."""
     if isinstance(value, str) or _is_ids(value):
         return [value]
+    if isinstance(value, list) and len(value) > MOST_PROMPTS:
+        raise ValueError(f"has {len(value)} prompts, and one request may have {MOST_PROMPTS}")
     if isinstance(value, list) and value and (set(map(type, value)) == {str} or all(map(_is_ids, value))):
         return value
     raise ValueError("must be a text, a list of texts, a list of token ids, or a list of lists of token ids")
