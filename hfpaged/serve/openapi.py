@@ -11,6 +11,7 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 
 from hfpaged.serve.schemas.answers import ChatCompletionChunk, ErrorBody
+from hfpaged.serve.schemas.responses import ResponseEvent
 
 _REF = "#/components/schemas/{model}"
 _OF_OPEN = {
@@ -50,9 +51,9 @@ def _document(app: FastAPI, open_paths: Collection[str], has_keys: bool) -> dict
     schemas = components.setdefault("schemas", {})
     for name in ("HTTPValidationError", "ValidationError"):  # FastAPI's own, which is never sent
         schemas.pop(name, None)
-    for model in (ErrorBody, ChatCompletionChunk):  # which FastAPI meets in no route
+    for model in (ErrorBody, ChatCompletionChunk, ResponseEvent):  # which FastAPI meets in no route
         schema = model.model_json_schema(ref_template=_REF)
-        schemas |= {**schema.pop("$defs"), model.__name__: schema}
+        schemas |= {**schema.pop("$defs", {}), model.__name__: schema}
     if has_keys:
         components["securitySchemes"] = {"bearer": {"type": "http", "scheme": "bearer"}}
     for path, methods in found["paths"].items():
