@@ -14,7 +14,7 @@ from hfpaged.serve.http_errors import ApiError
 from hfpaged.serve.schemas.kv import ExplainRequest
 from hfpaged.serve.service import Service
 
-DECLINED = "this server shares no prefixes (--no-enable-prefix-caching)"
+DECLINED = "this server shares no prefixes (--no-prefix-caching)"
 
 
 def explanation(service: Service, caller: Caller, body: ExplainRequest) -> dict[str, Any]:
@@ -40,7 +40,7 @@ def _prompt(service: Service, body: ExplainRequest) -> Any:
         raise ApiError(400, "say which prompt: either prompt or messages", code="invalid_value", param="prompt")
     if body.messages is None:
         return body.prompt
-    return prompt_of(body.messages, body, service, tools=body.tools).token_ids
+    return prompt_of(body.messages, body, service).token_ids
 
 
 def _record(report: PrefixReport) -> dict[str, Any]:

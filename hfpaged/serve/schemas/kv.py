@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field
 
@@ -15,7 +15,6 @@ class ExplainRequest(TemplateBody):
     model: str | None = Field(None, description="A name that /v1/models tells; an adapter has prefixes of its own.")
     prompt: str | list[Annotated[int, Field(ge=0)]] | None = Field(None, description="A text, or token ids.")
     messages: list[Message] | None = Field(None, min_length=1, description="Instead, a conversation.")
-    tools: list[dict[str, Any]] | None = Field(None, description="As in the request that is asked about.")
     cache_salt: str | None = Field(None, description="As in the request that is asked about.")
 
 
