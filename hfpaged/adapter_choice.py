@@ -53,9 +53,10 @@ class AdapterChoices:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self._model = transformers_model(model)
-        self._configs = dict(_configs(self._model))
-        self.layers = [Layer(module, _names_in(module)) for module in adapter_layers(self._model)]
+        self._model = model
+        self._configs = dict(_configs(model))
+        inner = transformers_model(model)
+        self.layers = [Layer(module, _names_in(module)) for module in adapter_layers(inner)]
         there = frozenset[str]().union(*(layer.names for layer in self.layers))
         faults = {name: _fault(name, config, there) for name, config in self._configs.items()}
         self.faults = {name: fault for name, fault in faults.items() if fault}
@@ -112,7 +113,8 @@ class AdapterChoices:
 
 
 def _configs(model: Any) -> dict[str, Any]:
-    return getattr(model, "peft_config", None) or {}
+    """PEFT's own, by adapter: of its wrapper, which alone knows of learned prompts, or of a model that has layers."""
+    return getattr(model, "peft_config", None) or getattr(transformers_model(model), "peft_config", None) or {}
 
 
 def _names_in(module: Any) -> frozenset[str]:

@@ -20,6 +20,7 @@ from hfpaged import demo_model
 from hfpaged.engine.batcher import ContinuousBatcher
 from hfpaged.errors import InvalidConfigError
 from hfpaged.serve import start_report
+from hfpaged.serve.adapters import load_adapters
 from hfpaged.serve.app import build_app
 from hfpaged.serve.logs import logging_to_stderr
 from hfpaged.serve.options import ServeOptions
@@ -55,6 +56,7 @@ def run(
         with _progress("loading the model", console, log_json):
             if not isinstance(model, torch.nn.Module):
                 model, tokenizer = _load(model, dtype, device)
+            model = load_adapters(model, options.adapters)
         with _progress("measuring what a step takes, and making the pool", console, log_json):
             batcher = ContinuousBatcher(model, tokenizer, **sizes)
         with batcher:
