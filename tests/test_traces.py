@@ -202,7 +202,13 @@ def test_a_request_that_asks_for_nothing_has_no_attributes_of_settings(traced, b
     (span,) = traced.requests
     asked = {name for name in span.attributes if name.startswith("gen_ai.request.")}
     assert asked == {"gen_ai.request.model", "gen_ai.request.max_tokens"}
-    assert not {"hfpaged.tenant", "hfpaged.priority", "hfpaged.num_beams"} & set(span.attributes)
+    assert not {"hfpaged.tenant", "hfpaged.priority", "hfpaged.num_beams", "hfpaged.adapter"} & set(span.attributes)
+
+
+def test_a_span_names_the_adapter_that_its_request_chose(traced, batcher):
+    batcher.generate(prompts((9,)), adapter="__base__", **GREEDY)
+    (span,) = traced.requests
+    assert span.attributes["hfpaged.adapter"] == "__base__"
 
 
 @pytest.mark.parametrize("captures", [False, True])

@@ -41,13 +41,16 @@ class Rejected(RequestEvent):
 
 @dataclass(frozen=True, kw_only=True)
 class Arrived(RequestEvent):
-    """`context` is that of the caller who brought it, `origin` what stands for it in the prefixes that it computes."""
+    """`context` is that of the caller who brought it, `origin` what stands for it in the prefixes that it computes;
+    `adapter` the one that it chose.
+    """
 
     prompt_tokens: int
     priority: int
     params: RequestParams
     origin: Origin
     context: Context
+    adapter: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -50,6 +50,7 @@ class Teller:
             events.Arrived(
                 **_names(request), time=request.arrival_time, prompt_tokens=request.num_prompt_tokens,
                 priority=request.priority, params=request.params, origin=request.origin, context=request.context,
+                adapter=request.adapter,
             )
         )  # fmt: skip
 

@@ -45,6 +45,8 @@ def of_arrival(event: Arrived, with_content: bool) -> Attributes:
         found[names.TENANT] = event.tenant
     if event.priority:
         found[names.PRIORITY] = event.priority
+    if event.adapter:
+        found[names.ADAPTER] = event.adapter
     found.update(_of_params(event.params))
     if with_content and event.params.stop_strings:
         found[names.REQUEST_STOP_SEQUENCES] = event.params.stop_strings
