@@ -67,6 +67,19 @@ def test_a_name_that_is_none_is_replaced(server, name):
     assert all(len(found) == 32 for found in names)
 
 
+@pytest.mark.parametrize("path", ["/", "/health", "/ready", "/metrics", "/openapi.json", "/v1/models"])
+def test_head_is_get_without_a_body(server, path):
+    head, get = server.client.head(path), server.client.get(path)
+    assert head.status_code == get.status_code == 200
+    assert head.headers.get("content-type") == get.headers.get("content-type")
+    assert head.content == b""
+
+
+def test_head_is_for_what_can_be_got_and_wants_the_same_key(server):
+    assert server.client.head(PATH).status_code == 405
+    assert server.client.head("/v1/models", headers={"Authorization": "Bearer wrong"}).status_code == 401
+
+
 def test_refused_ones_have_names_too(server):
     refused = server.client.get("/v1/models", headers={"Authorization": "", "X-Request-Id": "mine"})
     assert (refused.status_code, refused.headers["x-request-id"]) == (401, "mine")

@@ -63,7 +63,7 @@ class Gate:
         body = await read_body(scope, exchange.receive, service.max_body_bytes, service.options.send_timeout)
         if body is not None:
             with in_trace_of(scope, path):
-                await self._app(scope, replayed(body, exchange.receive), exchange.send)
+                await self._app(_as_get(scope), replayed(body, exchange.receive), exchange.send)
 
     def _check(self, scope: Scope, path: str) -> None:
         """Headers alone. Raises ApiError."""
@@ -76,6 +76,13 @@ class Gate:
             raise too_many_headers(self._service.options.max_header_bytes)
         if path in self._guarded:
             scope["hfpaged.caller"] = self._service.keys.caller(authorization.decode("latin-1"))
+
+
+def _as_get(scope: Scope) -> Scope:
+    """HEAD is answered as GET, by every path that has it: the server leaves the body out. Load tools and load balancers
+    ask so whether /metrics or /health is there.
+    """
+    return {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
 
 
 def _path(scope: Scope) -> str:
