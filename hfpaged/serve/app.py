@@ -19,13 +19,24 @@ from hfpaged.serve.invalid_body import invalid_body
 from hfpaged.serve.kv.live import Live
 from hfpaged.serve.openapi import describe
 from hfpaged.serve.options import ServeOptions
-from hfpaged.serve.routes import chat, completions, health, kv, metrics, models, page, responses, tokenize
+from hfpaged.serve.routes import (
+    chat,
+    completions,
+    health,
+    kv,
+    load_model,
+    metrics,
+    models,
+    page,
+    responses,
+    tokenize,
+)
 from hfpaged.serve.service import Service
 
 # In the order of /openapi.json.
 ROUTERS = (
     models.router, chat.router, completions.router, responses.router, tokenize.router, kv.router, health.router,
-    metrics.router, page.router,
+    metrics.router, page.router, load_model.router,
 )  # fmt: skip
 
 

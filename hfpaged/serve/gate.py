@@ -14,8 +14,8 @@ from hfpaged.serve.http_errors import ApiError, api_error
 from hfpaged.serve.service import Service
 from hfpaged.serve.tracing import in_trace_of
 
-# Who watches a server has no key of it: these tell no text and take nothing.
-OPEN = frozenset(("/", "/health", "/ready", "/metrics", "/openapi.json", "/docs"))
+# Who watches a server has no key of it: these tell no text and take nothing. `transformers chat` sends its key later.
+OPEN = frozenset(("/", "/health", "/ready", "/metrics", "/openapi.json", "/docs", "/load_model"))
 
 
 class Guarded:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import ConfigDict, Field, WithJsonSchema
+from pydantic import ConfigDict, Field, WithJsonSchema, model_validator
 from typing_extensions import Required, TypedDict
 
 from hfpaged.serve.chat_messages import TEXT_OF
 from hfpaged.serve.schemas.formats import FormatBody
+from hfpaged.serve.schemas.generation_config import GivenConfig, heeding_config
 from hfpaged.serve.schemas.sampling import MOST_LOGPROBS, Body, SamplingBody
 
 _PART = {
@@ -88,3 +89,11 @@ class ChatBody(TemplateBody, FormatBody, SamplingBody):
     top_logprobs: int | None = Field(
         None, ge=0, le=MOST_LOGPROBS, description="With logprobs: those of so many of the likeliest tokens."
     )
+    generation_config: GivenConfig = Field(
+        None, description="Of transformers' own client: speaks where the fields beside it are silent."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _heed_config(cls, body: Any) -> Any:
+        return heeding_config(body)
