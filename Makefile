@@ -1,4 +1,4 @@
-.PHONY: check format test bench
+.PHONY: check format test test-clients bench
 
 check:
 	ruff check .
@@ -11,6 +11,10 @@ format:
 
 test:
 	pytest -n auto --dist worksteal
+
+# guidellm, lm-eval and aiperf too; installs those that are not there
+test-clients:
+	HFPAGED_CLIENTS=1 pytest tests/clients
 
 bench:
 	hfpaged bench generate
