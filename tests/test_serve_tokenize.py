@@ -67,6 +67,7 @@ def test_tokens_become_the_text_again(server):
         ("/tokenize", {"prompt": "x", "messages": MESSAGES}, 400, "prompt"),
         ("/tokenize", {"prompt": 5}, 400, "prompt"),
         ("/tokenize", {"messages": []}, 400, "messages"),
+        ("/tokenize", {"prompt": "x", "tools": {}}, 400, "tools"),
         ("/tokenize", {"messages": MESSAGES, "chat_template": "{{ 1 }}"}, 400, "chat_template"),
         ("/tokenize", {"prompt": "x", "model": "other"}, 404, "model"),
         ("/detokenize", {}, 400, "tokens"),

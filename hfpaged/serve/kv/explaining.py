@@ -13,6 +13,7 @@ from hfpaged.serve.chat_answer import prompt_of
 from hfpaged.serve.http_errors import ApiError
 from hfpaged.serve.schemas.kv import ExplainRequest
 from hfpaged.serve.service import Service
+from hfpaged.serve.tool_choice import tool_choice_of
 
 DECLINED = "this server shares no prefixes (--no-prefix-caching)"
 
@@ -39,6 +40,7 @@ def _prompt(service: Service, body: ExplainRequest) -> Any:
     if (body.prompt is None) == (body.messages is None):
         raise ApiError(400, "say which prompt: either prompt or messages", code="invalid_value", param="prompt")
     if body.messages is None:
+        tool_choice_of(body.tools, body.tool_choice)  # which have no place in a text, and are read all the same
         return body.prompt
     return prompt_of(body.messages, body, service).token_ids
 

@@ -16,6 +16,7 @@ from hfpaged.serve.responding import service_of
 from hfpaged.serve.schemas.answers import Detokenized, Tokenized
 from hfpaged.serve.schemas.tokenize import DetokenizeBody, TokenizeBody
 from hfpaged.serve.service import Service
+from hfpaged.serve.tool_choice import tool_choice_of
 
 router = APIRouter(tags=["tokens"])
 
@@ -47,6 +48,7 @@ def _token_ids(body: TokenizeBody, service: Service) -> list[int]:
     if body.prompt is None or body.messages is not None:
         raise ApiError(400, "prompt is a text and messages a conversation; send one of the two", code="invalid_value",
                        param="prompt")  # fmt: skip
+    tool_choice_of(body.tools, body.tool_choice)  # which have no place in a text, and are read all the same
     adds = body.add_special_tokens is not False
     token_ids: list[int] = service.tokenizer(body.prompt, add_special_tokens=adds)["input_ids"]
     return token_ids
