@@ -29,6 +29,13 @@ def product(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
+def tools_folder(pytestconfig, tmp_path_factory):
+    """Where clients are installed: kept from run to run, where pytest keeps anything."""
+    cache = getattr(pytestconfig, "cache", None)
+    return cache.mkdir("clients") if cache is not None else tmp_path_factory.mktemp("clients")
+
+
+@pytest.fixture(scope="session")
 def plain(demo):
     """What plain transformers answers greedily: `plain(messages, 12)` is the text of 12 tokens at most."""
     model, tokenizer = demo

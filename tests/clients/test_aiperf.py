@@ -14,8 +14,8 @@ AIPERF = client_tools.Tool("aiperf", "HFPAGED_AIPERF", ("aiperf",), ("transforme
 OUTPUT, REQUESTS = 8, 4
 
 
-def test_aiperf_gets_every_token_and_finds_our_metrics(product, tmp_path, request):
-    aiperf = client_tools.find(AIPERF, request.config.cache.mkdir("clients"))
+def test_aiperf_gets_every_token_and_finds_our_metrics(product, tmp_path, tools_folder):
+    aiperf = client_tools.find(AIPERF, tools_folder)
     command = [
         aiperf, "profile", "-m", product.model, "--url", product.url, "--api-key", product.key,
         "--endpoint-type", "chat", "--streaming", "--tokenizer", str(demo_model.path()), "--concurrency", "2",

@@ -15,8 +15,8 @@ PROMPT, OUTPUT, REQUESTS = 32, 8, 6
 
 
 @pytest.fixture(scope="module")
-def guidellm(request):
-    return client_tools.find(GUIDELLM, request.config.cache.mkdir("clients"))
+def guidellm(tools_folder):
+    return client_tools.find(GUIDELLM, tools_folder)
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+from importlib.util import find_spec
 
 import pytest
 
-os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else its import asks the net for prices
-litellm = pytest.importorskip("litellm")
-
-pytestmark = pytest.mark.demo_model
+pytestmark = [
+    pytest.mark.demo_model,
+    pytest.mark.skipif(find_spec("litellm") is None, reason="needs litellm: pip install litellm"),
+]
 ASKED = [{"role": "user", "content": "What is the capital of France?"}]
 WEATHER = {
     "type": "function",
@@ -22,8 +23,18 @@ WEATHER = {
 }
 
 
+@pytest.fixture(scope="module")
+def litellm():
+    """Its import takes seconds, and would ask the net for prices."""
+    os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
+    import litellm
+
+    litellm.suppress_debug_info = True
+    return litellm
+
+
 @pytest.fixture
-def ask(product):
+def ask(product, litellm):
     def asked(**more):
         given = {
             "model": f"openai/{product.model}", "api_base": product.api, "api_key": product.key, "messages": ASKED,
@@ -46,7 +57,7 @@ def test_a_completion_has_the_text_of_plain_transformers_and_its_usage(ask, prod
     assert 0 < again.prompt_tokens_details.cached_tokens < usage.prompt_tokens
 
 
-def test_a_stream_adds_up_to_the_whole_answer(ask):
+def test_a_stream_adds_up_to_the_whole_answer(ask, litellm):
     whole = ask()
     chunks = list(ask(stream=True, stream_options={"include_usage": True}))
     assert len(chunks) > whole.usage.completion_tokens  # each token by itself
@@ -58,7 +69,7 @@ def test_a_stream_adds_up_to_the_whole_answer(ask):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_forced_tool_is_called_with_arguments_that_fit(ask, stream):
+def test_a_forced_tool_is_called_with_arguments_that_fit(ask, litellm, stream):
     forced = {"type": "function", "function": {"name": "get_weather"}}
     answer = ask(tools=[WEATHER], tool_choice=forced, max_tokens=64, stream=stream)
     if stream:
@@ -81,7 +92,6 @@ def test_a_forced_tool_is_called_with_arguments_that_fit(ask, stream):
         ({"messages": [{"role": "user", "content": "much " * 4000}]}, "ContextWindowExceededError"),
     ],
 )
-def test_its_errors_are_those_that_its_users_catch(ask, more, kind):
-    litellm.suppress_debug_info = True
+def test_its_errors_are_those_that_its_users_catch(ask, litellm, more, kind):
     with pytest.raises(getattr(litellm, kind)):
         ask(**more)

@@ -35,8 +35,8 @@ TEXTS = TASK | {
 
 
 @pytest.fixture(scope="module")
-def lm_eval(request):
-    return client_tools.find(LM_EVAL, request.config.cache.mkdir("clients"))
+def lm_eval(tools_folder):
+    return client_tools.find(LM_EVAL, tools_folder)
 
 
 @pytest.fixture
