@@ -118,9 +118,10 @@ def test_a_call_that_is_cancelled_while_it_is_prepared_leaves_nothing(batcher):
     started, go = threading.Event(), threading.Event()
 
     def prepare():
+        yield Submission(prompts((9,))[0], {"max_new_tokens": 200})
         started.set()
         go.wait(10)
-        return [Submission(prompts((9,))[0], {"max_new_tokens": 200})]
+        yield Submission(prompts((9,))[0], {"max_new_tokens": 200})  # too late for anybody
 
     async def run(engine):
         beginning = asyncio.ensure_future(engine.begin(prepare))
@@ -133,6 +134,7 @@ def test_a_call_that_is_cancelled_while_it_is_prepared_leaves_nothing(batcher):
             await asyncio.sleep(0.01)
 
     in_engine(batcher, run)
+    assert batcher.tally.read()[0].numbers["hfpaged_requests_received_total",] == 1
 
 
 def test_what_prepare_raises_is_raised(batcher):
