@@ -18,7 +18,7 @@ class Figures:
             (sample.name, frozenset(sample.labels.items())): sample.value
             for family in families
             for sample in family.samples
-            if model_name in (None, sample.labels["model_name"])
+            if model_name in (None, sample.labels.get("model_name"))
         }
 
     def __call__(self, name: str, **labels: str) -> float:
