@@ -162,6 +162,8 @@ def test_no_words_are_an_empty_message(client, server):
 BAD = [
     ({"previous_response_id": "resp_1"}, "previous_response_id"),
     ({"conversation": "conv_1"}, "conversation"),
+    ({"conversation": False}, "conversation"),
+    ({"background": True}, "background"),
     ({"input": []}, "input"),
     ({"input": [5]}, "input[0]"),
     ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input[0].content[0]"),

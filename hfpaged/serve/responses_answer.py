@@ -88,7 +88,7 @@ class ResponsesAnswer:
         """Raises ApiError 400."""
         body = self._body
         for name in _REFUSED:
-            if getattr(body, name):
+            if getattr(body, name) is not None and (name != "background" or body.background):
                 raise ApiError(400, f"this server keeps no responses, so that {name} means nothing to it; send the "
                                "whole conversation as input", code="unsupported", param=name)  # fmt: skip
         if (body.n or 1) > 1 or (body.best_of or 1) > 1:
