@@ -32,7 +32,7 @@ Input = Annotated[
 ]
 Tools = Annotated[Any, _or_null({"type": "array", "items": _TOOL})]
 Choice = Annotated[Any, _or_null({"enum": ["none", "auto", "required"]}, {"type": "object"})]
-Format = Annotated[Any, _or_null({"type": "object", "properties": {"format": {"type": "object"}}})]
+Format = Annotated[Any, _or_null({"type": "object", "properties": {"format": {"type": ["object", "null"]}}})]
 
 
 class ResponsesBody(SamplingBody):
