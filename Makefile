@@ -1,4 +1,4 @@
-.PHONY: check format test test-clients bench
+.PHONY: check format test test-clients bench soak
 
 check:
 	ruff check .
@@ -18,3 +18,7 @@ test-clients:
 
 bench:
 	hfpaged bench generate
+
+# Random load on a server for 30 minutes; the tests do it for a minute and a half.
+soak:
+	HFPAGED_SOAK_SECONDS=1800 pytest --timeout 3600 tests/test_serve_load.py

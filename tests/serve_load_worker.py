@@ -21,7 +21,7 @@ from hfpaged.serve.uvicorn_server import Config, Server, bound
 KEYS = {"ann": "key-of-ann", "bob": "key-of-bob", "eve": "key-of-eve"}
 LENGTH = 512  # the model's most tokens, prompt included
 SIZES = {
-    "num_blocks": 96, "max_num_seqs": 8, "max_num_queued_requests": 12, "max_num_batched_tokens": 128,
+    "num_blocks": 40, "max_num_seqs": 12, "max_num_queued_requests": 6, "max_num_batched_tokens": 128,
     "max_model_len": LENGTH,
 }  # fmt: skip
 MOST_BODY = 32 * 1024

@@ -107,7 +107,7 @@ def test_every_kind_of_request_was_made(outcome):
 
 
 def test_each_answer_is_one_that_is_right_for_its_request(outcome):
-    assert outcome.load.faults == []
+    assert "\n".join(outcome.load.faults) == ""
 
 
 def test_no_answer_is_a_5xx_but_503(outcome):
@@ -143,7 +143,7 @@ def test_counters_obey_conservation_and_histograms_count_what_they_count(outcome
 
 
 def test_the_log_holds_no_text_of_a_prompt(outcome):
-    assert "startup complete" in outcome.log
+    assert "/v1/completions" in outcome.log
     assert MARK not in outcome.log
 
 
