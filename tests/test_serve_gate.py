@@ -106,6 +106,16 @@ def test_a_path_that_is_none_is_none_with_and_without_a_key(server, path):
     assert without.json()["error"]["type"] == "not_found_error"
 
 
+@pytest.mark.parametrize(("method", "path"), [
+    ("GET", "/v1/models"), ("GET", "/v1/kv/stats"), ("POST", "/v1/kv/reset"), ("POST", "/tokenize"), ("POST", PATH)])  # fmt: skip
+@pytest.mark.parametrize("tail", ["%0A", "%0a"])
+def test_a_line_feed_behind_a_path_is_no_way_around_the_keys(server, method, path, tail):
+    """Routes are found by regular expressions, whose end is in front of a last line feed, too."""
+    with raw_http.connected(server.port) as sock:
+        sock.sendall(raw_http.head(path + tail, 0, method))
+        assert raw_http.status(raw_http.read_until(sock, b"\r\n\r\n")) in (401, 404)
+
+
 def test_every_route_is_open_or_behind_the_keys():
     routes = [route for router in ROUTERS for route in router.routes]
     guarded = Guarded(routes)

@@ -26,10 +26,11 @@ class Guarded:
 
     def __init__(self, routes: Iterable[BaseRoute]) -> None:
         found = [route for route in routes if isinstance(route, Route) and route.path not in OPEN]
-        self._exact = frozenset(route.path for route in found if "{" not in route.path)
-        self._patterns: list[re.Pattern[str]] = [route.path_regex for route in found if "{" in route.path]
+        self._exact = frozenset(route.path for route in found)
+        self._patterns: list[re.Pattern[str]] = [route.path_regex for route in found]
 
     def __contains__(self, path: object) -> bool:
+        """As the router itself looks for a route, which takes "/v1/models\\n" for "/v1/models", say."""
         return path in self._exact or any(pattern.match(str(path)) for pattern in self._patterns)
 
 
