@@ -23,7 +23,8 @@ def server():
         yield found
 
 
-@pytest.mark.parametrize("half", [r"\ud800", r"\uDFFF", r"\udc00\ud800", r"\ud83d\ud83d\ude42", r"\ud83dx\ude42"])
+@pytest.mark.parametrize("half", [r"\ud800", r"\uDFFF", r"\udc00\ud800", r"\ud83d\ud83d\ude42", r"\ud83dx\ude42",
+                                  r"\\ud83d\ude42"])  # fmt: skip
 @pytest.mark.parametrize("body", ['{"prompt": "a %s"}', '{"model": "%s"}', '{"%s": 1}', '{"prompt": ["a", "%s"]}'])
 def test_half_a_character_is_refused_and_named(server, body, half):
     answer = server.client.post("/v1/completions", content=body % half, headers=HEADERS)
@@ -46,3 +47,15 @@ def test_what_is_no_json_besides_is_told_as_that(server, body):
     answer = server.client.post("/v1/completions", content=body, headers=HEADERS)
     assert answer.status_code == 400
     assert answer.json()["error"]["code"] in ("invalid_json", "invalid_body", "invalid_request")
+
+
+@pytest.mark.parametrize("text", ["\ud800", "plain"])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "utf-16-le", "utf-32-be"])
+def test_only_whole_utf_8_is_read(server, text, encoding):
+    """Python's reader of JSON guesses at encodings, and lets halves of characters pass in each."""
+    whole = json.dumps({"prompt": text, "max_tokens": 1}, ensure_ascii=False).encode(encoding, "surrogatepass")
+    answer = server.client.post("/v1/completions", content=whole, headers=HEADERS)
+    if (text, encoding) == ("plain", "utf-8"):
+        assert answer.status_code == 200
+    else:
+        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_json")

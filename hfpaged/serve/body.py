@@ -14,9 +14,9 @@ from hfpaged.serve.http_errors import ApiError
 # at once, so as much as this is read and dropped.
 DISCARDED = 16 << 20
 
-# Pairs of escaped surrogates, which make a character, and in the group those that stand alone. A backslash before the
-# backslash makes it none of both, so that what is found here is only looked at more closely.
-_HALVES = re.compile(rb"\\u[dD][89abAB]..\\u[dD][c-fC-F]..|(\\u[dD][89a-fA-F]..)")
+# Pairs of escaped surrogates, which make a character, and in the group those that stand alone. Of several backslashes
+# each second one belongs to the one before it.
+_HALVES = re.compile(rb"(?<!\\)(?:\\\\)*(?:\\u[dD][89abAB]..\\u[dD][c-fC-F]..|(\\u[dD][89a-fA-F]..))")
 
 _EMPTY: Message = {"type": "http.request", "body": b"", "more_body": False}
 
@@ -64,7 +64,16 @@ async def _read(receive: Receive, limit: int) -> Message | None:
 
 
 def _check_characters(body: bytes) -> None:
-    """JSON can write half of a character, and no tokenizer, no answer and no key can hold it. Raises ApiError 400."""
+    """JSON can write half of a character, and no tokenizer, no answer and no key can hold it; so could other encodings
+    that Python guesses at, and bytes that it lets pass. Raises ApiError 400.
+    """
+    try:
+        body.decode()
+        is_utf8 = 0 not in body[:4]
+    except UnicodeDecodeError:
+        is_utf8 = False
+    if not is_utf8:
+        raise ApiError(400, "the body is not UTF-8, which JSON is sent in; encode it so", code="invalid_json")
     found = next((match for match in _HALVES.finditer(body) if match[1]), None)
     if found is None:
         return
