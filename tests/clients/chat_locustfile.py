@@ -41,9 +41,6 @@ class Person(HttpUser):
             request_type="stream", name="to the last token", response_time=took, response_length=len(lines),
             exception=None, context={},
         )  # fmt: skip
-
-    @task
-    def look(self):
         self.client.get("/v1/models", headers=self.headers)
         self.client.get("/ready")
 

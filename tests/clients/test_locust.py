@@ -32,4 +32,4 @@ def test_people_chat_at_once_and_no_answer_fails(product):
     by_name = {row["name"]: row for row in json.loads(done.stdout)}
     assert {row["num_failures"] for row in by_name.values()} == {0}
     assert set(by_name) == {"/v1/chat/completions", "to the last token", "/v1/models", "/ready"}
-    assert by_name["/v1/chat/completions"]["num_requests"] == product.received() - before >= 6
+    assert by_name["/v1/chat/completions"]["num_requests"] == product.received() - before >= 2
