@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import raw_http
+from opentelemetry import trace
 from prometheus_client.parser import text_string_to_metric_families
 from served import served, wait_until
 from serving import PATH, PROMPT, Counts, body, slow_steps, tiny_batcher
@@ -48,6 +49,19 @@ def test_what_the_engine_refuses_has_a_span_that_says_why(batcher):
     assert span.attributes["error.type"] == "hfpaged.errors.RequestTooLongError"
     assert span.kind.name == "SERVER"
     assert span.context.trace_id == int(TRACE, 16)
+
+
+def test_no_other_spans_stand_between(batcher, monkeypatch):
+    """FastAPI has some of its own as soon as the process has a provider."""
+    with tracing() as traced:
+        monkeypatch.setattr(trace, "get_tracer_provider", lambda: traced.provider)
+        with served(batcher) as server:
+            server.client.post(PATH, json=body(max_tokens=2), headers=TRACED)
+            server.client.get("/ready")
+            server.wait_until_idle()
+        (request,) = traced.requests
+        assert {span.name for span in traced.spans} == {request.name, "queue", "prefill", "decode"}
+        assert request.parent.span_id == int(PARENT, 16)
 
 
 def test_one_connection_after_another_keeps_traces_apart(batcher):

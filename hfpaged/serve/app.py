@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.metadata import version
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -39,6 +40,10 @@ ROUTERS = (
     metrics.router, page.router, load_model.router,
 )  # fmt: skip
 
+# Late versions of FastAPI make three spans of each request, and of each look at /ready, between the caller's and ours.
+# Older ones keep the argument and have no use for it.
+NO_TELEMETRY: Any = {"tracing": False, "metrics": False, "logs": False, "auto_configure": False}
+
 
 def build_app(batcher: ContinuousBatcher, options: ServeOptions | None = None) -> FastAPI:
     """An application that serves `batcher`: its steps are made by a thread from its start to its end.
@@ -58,7 +63,10 @@ def build_app(batcher: ContinuousBatcher, options: ServeOptions | None = None) -
             async with service.running():
                 yield
 
-    app = FastAPI(title="hfpaged", version=version("hfpaged"), lifespan=lifespan, docs_url=None, redoc_url=None)
+    app = FastAPI(
+        title="hfpaged", version=version("hfpaged"), lifespan=lifespan, docs_url=None, redoc_url=None,
+        telemetry=NO_TELEMETRY,
+    )  # fmt: skip
     app.state.service, app.state.live = service, live
     for router in ROUTERS:
         app.include_router(router)
