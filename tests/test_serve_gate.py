@@ -106,8 +106,10 @@ def test_a_path_that_is_none_is_none_with_and_without_a_key(server, path):
     assert without.json()["error"]["type"] == "not_found_error"
 
 
-@pytest.mark.parametrize(("method", "path"), [
-    ("GET", "/v1/models"), ("GET", "/v1/kv/stats"), ("POST", "/v1/kv/reset"), ("POST", "/tokenize"), ("POST", PATH)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("GET", "/v1/models"), ("GET", "/v1/kv/stats"), ("POST", "/v1/kv/reset"), ("POST", "/tokenize"), ("POST", PATH)],
+)
 @pytest.mark.parametrize("tail", ["%0A", "%0a"])
 def test_a_line_feed_behind_a_path_is_no_way_around_the_keys(server, method, path, tail):
     """Routes are found by regular expressions, whose end is in front of a last line feed, too."""

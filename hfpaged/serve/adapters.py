@@ -26,7 +26,7 @@ def load_adapters(model: nn.Module, adapters: Mapping[str, str]) -> nn.Module:
     if not adapters:
         return model
     if importlib.util.find_spec("peft") is None:
-        raise InvalidConfigError("--adapter needs PEFT; pip install peft")
+        raise InvalidConfigError("--adapter needs PEFT; pip install 'hfpaged[adapters]'")
     folders = {name: _folder(name, path) for name, path in adapters.items()}
     for name, folder in folders.items():
         model = _load(model, name, folder)
