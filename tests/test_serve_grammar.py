@@ -230,6 +230,7 @@ def test_the_end_comes_exactly_where_the_grammar_accepts(model, tokenizer):
 def test_text_and_no_format_are_free():
     assert grammar_of({}) is None
     assert grammar_of({"response_format": {"type": "text"}, "guided_json": None}) is None
+    assert grammar_of({"structured_outputs": {"json_object": False}}) is None
 
 
 @pytest.mark.parametrize(
@@ -238,6 +239,8 @@ def test_text_and_no_format_are_free():
         ({"response_format": {"type": "xml"}}, "text, json_object or json_schema"),
         ({"response_format": "json"}, "text, json_object or json_schema"),
         ({"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}, "needs a `schema`"),
+        ({"response_format": False}, "text, json_object or json_schema"),
+        ({"structured_outputs": 0}, "is an object"),
         ({"guided_choice": []}, "one or more texts"),
         ({"guided_choice": "yes"}, "one or more texts"),
         ({"guided_json": "{"}, "no JSON"),

@@ -37,7 +37,7 @@ def grammar_of(fields: Mapping[str, Any]) -> str | None:
     """The grammar that a request's fields ask for: `response_format`, or vLLM's `structured_outputs` and `guided_*`.
     None where the answer is free. Raises ApiError 400 for what is no format, and where several are asked for.
     """
-    asked = {name: value for name, value in _asked(fields).items() if value not in (None, False)}
+    asked = {name: value for name, value in _asked(fields).items() if value is not None}
     if len(asked) > 1:
         raise _invalid(f"an answer has one format, and this request asks for {len(asked)}: {', '.join(asked)}",
                        next(iter(asked)))  # fmt: skip
@@ -85,10 +85,13 @@ def _asked(fields: Mapping[str, Any]) -> dict[str, Any]:
     found = {"response_format": fields.get("response_format")}
     if isinstance(found["response_format"], Mapping) and found["response_format"].get("type") == "text":
         found = {}
-    found |= {f"guided_{kind}": fields.get(f"guided_{kind}") for kind in _KINDS}
     nested = fields.get("structured_outputs")
-    if isinstance(nested, Mapping):
-        found |= {f"structured_outputs.{kind}": nested.get(kind) for kind in _KINDS}
+    if not (nested is None or isinstance(nested, Mapping)):
+        raise _invalid("structured_outputs is an object", "structured_outputs")
+    found |= {f"guided_{kind}": fields.get(f"guided_{kind}") for kind in _KINDS}
+    found |= {f"structured_outputs.{kind}": (nested or {}).get(kind) for kind in _KINDS}
+    for name in ("guided_json_object", "structured_outputs.json_object"):
+        found[name] = found[name] or None  # false: not asked for
     return found
 
 
