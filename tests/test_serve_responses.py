@@ -16,7 +16,9 @@ from transformers import PreTrainedTokenizerFast
 
 import hfpaged
 from hfpaged import ContinuousBatcher
+from hfpaged.errors import InvalidLogitsError
 from hfpaged.serve import answer_plan
+from hfpaged.serve.http_errors import api_error
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -202,3 +204,8 @@ def test_a_request_that_fails_ends_its_stream_with_that(server, client, monkeypa
     assert last.type == "response.failed"
     assert last.response.error.code == "server_error"
     server.wait_until_idle()
+
+
+def test_settings_that_leave_no_numbers_are_not_the_servers_fault():
+    """A repetition penalty of 5e-324 is one."""
+    assert api_error(InvalidLogitsError(1, 1)).status == 422

@@ -12,6 +12,7 @@ from hfpaged.errors import (
     BatcherClosedError,
     CallbackError,
     InvalidConfigError,
+    InvalidLogitsError,
     OutOfBlocksError,
     QueueFullError,
     RequestTooLongError,
@@ -36,6 +37,7 @@ _KINDS: dict[type[BaseException], tuple[int, str]] = {
     BatcherClosedError: (503, "shutting_down"),
     OutOfBlocksError: (503, "out_of_blocks"),
     InvalidConfigError: (400, "invalid_value"),
+    InvalidLogitsError: (422, "invalid_logits"),  # of settings such as repetition_penalty=5e-324, or of the model
 }
 
 
