@@ -81,7 +81,7 @@ class TemplateBody(Body):
 class ChatBody(TemplateBody, FormatBody, SamplingBody):
     """A conversation that the model answers."""
 
-    messages: list[Message] = Field(min_length=1, description="The conversation, the oldest first.")
+    messages: list[Message] = Field(min_length=1, fail_fast=True, description="The conversation, the oldest first.")
     parallel_tool_calls: bool | None = Field(None, description="Several calls in one answer (default).")
     max_tokens: int | None = Field(None, ge=1, description="The most new tokens; default: what the context leaves.")
     max_completion_tokens: int | None = Field(None, ge=1, description="The newer name of max_tokens.")

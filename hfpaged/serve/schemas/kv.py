@@ -8,13 +8,15 @@ from pydantic import BaseModel, Field
 
 from hfpaged.serve.schemas.chat import Message, TemplateBody
 
+_Ids = Annotated[list[Annotated[int, Field(ge=0)]], Field(fail_fast=True)]
+
 
 class ExplainRequest(TemplateBody):
     """One prompt, as a request would have it: either `prompt` or `messages`."""
 
     model: str | None = Field(None, description="A name that /v1/models tells; an adapter has prefixes of its own.")
-    prompt: str | list[Annotated[int, Field(ge=0)]] | None = Field(None, description="A text, or token ids.")
-    messages: list[Message] | None = Field(None, min_length=1, description="Instead, a conversation.")
+    prompt: str | _Ids | None = Field(None, description="A text, or token ids.")
+    messages: list[Message] | None = Field(None, min_length=1, fail_fast=True, description="Instead, a conversation.")
     cache_salt: str | None = Field(None, description="As in the request that is asked about.")
 
 

@@ -46,6 +46,27 @@ Stop = Annotated[
 ]
 
 
+def _logit_bias(value: Any) -> dict[str, float] | None:
+    if value is None:
+        return None
+    if not isinstance(value, dict) or not all(type(bias) in (int, float) for bias in value.values()):
+        raise ValueError("must be an object that has a number for each token id")
+    try:
+        return {token: float(bias) for token, bias in value.items()}
+    except OverflowError:
+        raise ValueError("must have numbers that a float can hold") from None
+
+
+# Read in one go, as lists are `fail_fast`: pydantic would tell of each entry that is wrong, and of the very many that a
+# body has room for it would do so for seconds, in which nobody else is answered.
+LogitBias = Annotated[
+    dict[str, float] | None,
+    PlainValidator(_logit_bias),
+    WithJsonSchema({"anyOf": [{"type": "object", "additionalProperties": {"type": "number"}}, {"type": "null"}]}),
+]
+TokenIds = list[Annotated[int, Field(ge=0)]]
+
+
 class SamplingBody(Body):
     """What a request can say about how its tokens are chosen. None: as the model's generation_config says."""
 
@@ -57,7 +78,7 @@ class SamplingBody(Body):
     n: int | None = Field(None, ge=1, description="How many answers.")
     best_of: int | None = Field(None, ge=1, description="Sample so many, and give the n best back.")
     stop: Stop = Field(None, description="Texts that end the answer and are not part of it.")
-    stop_token_ids: list[Annotated[int, Field(ge=0)]] | None = Field(None, description="Tokens that end the answer.")
+    stop_token_ids: TokenIds | None = Field(None, fail_fast=True, description="Tokens that end the answer.")
     include_stop_str_in_output: bool | None = Field(None, description="Leave in the text what ended it.")
     skip_special_tokens: bool | None = Field(None, description="Leave special tokens out of the text (default).")
     ignore_eos: bool | None = Field(None, description="Go on behind the model's end-of-sequence tokens.")
@@ -68,7 +89,7 @@ class SamplingBody(Body):
     repetition_penalty: float | None = Field(
         None, gt=0, allow_inf_nan=False, description="Divides the logits of tokens that are there; 1: none."
     )
-    logit_bias: dict[str, float] | None = Field(None, description="Added to logits, by token id.")
+    logit_bias: LogitBias = Field(None, description="Added to logits, by token id.")
     stream: bool | None = Field(None, description="Send the answer piece by piece, as server-sent events.")
     stream_options: StreamOptions | None = Field(None, description="Only with stream.")
     priority: int | None = Field(None, description="The smaller, the sooner (--scheduling-policy priority).")

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 from pydantic import Field
 
 from hfpaged.serve.schemas.chat import Message, TemplateBody
-from hfpaged.serve.schemas.sampling import Body
+from hfpaged.serve.schemas.sampling import Body, TokenIds
 
 
 class TokenizeBody(TemplateBody):
@@ -15,7 +13,7 @@ class TokenizeBody(TemplateBody):
 
     model: str | None = Field(None, description="A name that /v1/models tells.")
     prompt: str | None = Field(None, description="A text.")
-    messages: list[Message] | None = Field(None, min_length=1, description="Instead, a conversation.")
+    messages: list[Message] | None = Field(None, min_length=1, fail_fast=True, description="Instead, a conversation.")
     add_special_tokens: bool | None = Field(
         None, description="The tokenizer's own ones besides; default: true for a prompt, false for messages."
     )
@@ -24,4 +22,4 @@ class TokenizeBody(TemplateBody):
 
 class DetokenizeBody(Body):
     model: str | None = Field(None, description="A name that /v1/models tells.")
-    tokens: list[Annotated[int, Field(ge=0)]] = Field(description="Token ids.")
+    tokens: TokenIds = Field(fail_fast=True, description="Token ids.")
