@@ -178,6 +178,15 @@ def test_bias_and_penalties_reach_the_engine(server, client):
     assert forced.choices[0].token_ids == [70] * 4
 
 
+def test_numbers_at_the_edge_of_what_can_be_are_answered(server, client):
+    likeliest = ask(client, max_tokens=4, temperature=0).choices[0].message.content
+    for least in (1e-40, 5e-324, 1e-6):
+        assert ask(client, max_tokens=4, temperature=least).choices[0].message.content == likeliest
+    banned = {str(token): -1e308 for token in range(server.batcher.model.config.vocab_size)}
+    for temperature in (0, 1e-5, 1):
+        assert ask(client, max_tokens=2, temperature=temperature, logit_bias=banned).usage.completion_tokens == 2
+
+
 def test_without_a_temperature_the_model_decides_and_top_k_is_nobodys_default(server, client):
     greedy = ask(client, max_tokens=8).choices[0].message.content
     assert ask(client, max_tokens=8, temperature=0, top_p=0.5).choices[0].message.content == greedy
@@ -252,11 +261,13 @@ def test_fields_that_mean_nothing_here_are_let_in(client):
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
         ({"logit_bias": {"x": 1}}, "logit_bias"),
         ({"logit_bias": {"100000": 1}}, "logit_bias"),
+        ({"logit_bias": {"1": 1e38}}, "logit_bias.1"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"stop": [""]}, "stop"),
         ({"presence_penalty": 3}, "presence_penalty"),
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0]"),
+        ({"messages": [{"role": "assistant", "tool_calls": 5}]}, "messages[0].tool_calls"),
     ],
 )
 def test_a_wrong_field_is_named_as_its_client_knows_it(client, settings, param):

@@ -171,6 +171,35 @@ def test_required_calls_are_calls_of_the_tools_with_their_arguments(tiny_server,
         jsonschema.validate(json.loads(call["function"]["arguments"]), tools[call["function"]["name"]])
 
 
+STOP = {
+    "type": "object",
+    "properties": {"days": {"type": "integer", "minimum": 0, "maximum": 9}, "next": {"$ref": "#/$defs/Stop"}},
+    "required": ["days"],
+    "additionalProperties": False,
+}
+TRIP = {"type": "object", "properties": {"stop": {"$ref": "#/$defs/Stop"}}, "required": ["stop"],
+        "$defs": {"Stop": STOP}}  # fmt: skip
+
+
+@pytest.mark.parametrize("family", ["hermes", "qwen3_coder", "llama3_json", "mistral named", "deepseek", "granite"])
+def test_schemas_of_arguments_may_refer_to_themselves(tiny_server, family):
+    """As pydantic writes those of nested models."""
+    server = tiny_server(tiny_tokenizer(*FORCED[family]))
+    anything = {"name": "any", "parameters": {"type": "object", "properties": {"x": True}, "required": ["x"]}}
+    tools = [{"type": "function", "function": {"name": "trip", "parameters": TRIP}},
+             {"type": "function", "function": anything}]  # fmt: skip
+    body = {"messages": ASKED, "tools": tools, "tool_choice": {"type": "function", "function": {"name": "trip"}},
+            "temperature": 1, "seed": 3, "n": 4, "max_tokens": 160}  # fmt: skip
+    answer = server.client.post("/v1/chat/completions", json=body)
+    assert answer.status_code == 200, answer.text
+    choices = [choice for choice in answer.json()["choices"] if choice["finish_reason"] == "tool_calls"]
+    assert choices
+    for choice in choices:
+        jsonschema.validate(json.loads(choice["message"]["tool_calls"][0]["function"]["arguments"]), TRIP)
+    asked = body | {"tool_choice": "required", "max_tokens": 3}
+    assert server.client.post("/v1/chat/completions", json=asked).is_success
+
+
 def test_a_family_that_cannot_be_held_to_calls_is_named(tiny_server):
     server = tiny_server(tiny_tokenizer(("<|tool_call>",)))
     body = {"messages": ASKED, "tools": [WEATHER], "tool_choice": "required"}

@@ -62,8 +62,14 @@ def _message(message: Mapping[str, Any], where: str) -> dict[str, Any]:
     found = {key: value for key, value in message.items() if value is not None}
     found["content"] = text_of(message.get("content"), f"{where}.content")
     if found.get("tool_calls"):
-        found["tool_calls"] = [_tool_call(call, where) for call in found["tool_calls"]]
+        found["tool_calls"] = _tool_calls(found["tool_calls"], where)
     return found
+
+
+def _tool_calls(calls: Any, where: str) -> list[dict[str, Any]]:
+    if not isinstance(calls, (list, tuple)):
+        raise _invalid(f"{where}.tool_calls", "is a list of calls")
+    return [_tool_call(call, where) for call in calls]
 
 
 def _tool_call(call: Any, where: str) -> dict[str, Any]:

@@ -20,6 +20,9 @@ _AS_THEY_ARE = (
     "frequency_penalty", "presence_penalty", "repetition_penalty", "priority", "cache_salt",
 )  # fmt: skip
 _OF_SAMPLING = ("temperature", "top_p", "min_p")  # which say nothing of the likeliest token
+# Divided by less than this, logits are no numbers any more; with this they leave but the likeliest token.
+LEAST_TEMPERATURE = 1e-5
+LEAST_BIAS = -1e30  # bans a token, and is a number still where all are banned
 # What the engine calls otherwise than its clients do.
 _FIELDS = {
     "max_new_tokens": "max_tokens",
@@ -99,7 +102,7 @@ def _given(body: SamplingBody, names: Iterable[str]) -> dict[str, Any]:
 def _do_sample(body: SamplingBody, config: GenerationConfig | None) -> bool:
     """A temperature says it, or else what makes sense with sampling only, or else the model's generation_config."""
     if body.temperature is not None:
-        return body.temperature > 0
+        return body.temperature >= LEAST_TEMPERATURE
     several = max(body.n or 1, body.best_of or 1) > 1
     return several or (body.top_p or 1) < 1 or bool(getattr(config, "do_sample", None))
 
@@ -128,7 +131,7 @@ def eos_token_ids(config: GenerationConfig | None) -> tuple[int, ...]:
 def _logit_bias(given: Mapping[str, float]) -> dict[int, float]:
     """By number; JSON knows texts as keys only."""
     try:
-        return {int(token_id): bias for token_id, bias in given.items()}
+        return {int(token_id): max(bias, LEAST_BIAS) for token_id, bias in given.items()}
     except ValueError as error:
         raise ApiError(
             400, f"logit_bias names tokens by their ids, such as {{\"17\": -100}}: {error}", code="invalid_value",

@@ -72,7 +72,7 @@ def xml_calls(body: str, tools: Tools) -> list[Called]:
     if re.sub(pattern, "", match[2], flags=re.DOTALL).strip():
         raise ValueError("something besides parameters")
     known = tools.get(name, {})
-    arguments = {key.strip(): _typed(_without_newlines(value), known.get(key.strip(), {})) for key, value in given}
+    arguments = {key.strip(): _typed(_without_newlines(value), known.get(key.strip())) for key, value in given}
     return [Called(name, json.dumps(arguments, ensure_ascii=False))]
 
 
@@ -120,9 +120,9 @@ def _without_newlines(value: str) -> str:
     return value.removeprefix("\n").removesuffix("\n")
 
 
-def _typed(text: str, schema: Mapping[str, Any]) -> Any:
+def _typed(text: str, schema: Any) -> Any:
     """A text where the schema allows that; else what it says as JSON or as Python."""
-    kinds = _kinds(schema)
+    kinds = _kinds(schema) if isinstance(schema, Mapping) else set()
     if not kinds or kinds == {"string"}:
         return text
     word = {"True": "true", "False": "false", "None": "null"}.get(text.strip(), text.strip())
@@ -134,6 +134,9 @@ def _typed(text: str, schema: Mapping[str, Any]) -> Any:
 
 
 def _kinds(schema: Mapping[str, Any]) -> set[str]:
+    """Types that a value may have. What stands elsewhere ($ref) may have any."""
+    if "$ref" in schema or "allOf" in schema:
+        return {"null", "boolean", "integer", "number", "string", "array", "object"}
     kind = schema.get("type")
     kinds = {kind} if isinstance(kind, str) else set(kind or ())
     for option in (*schema.get("anyOf", ()), *schema.get("oneOf", ())):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -14,6 +14,8 @@ from hfpaged.serve.http_errors import ApiError
 from hfpaged.serve.tool_calls import AnswerForm
 from hfpaged.serve.tool_choice import Tool
 
+# Keywords of a schema that say of which type a value is.
+_SAY_TYPES = {"type", "enum", "const", "$ref", "anyOf", "oneOf", "allOf"}
 Terminal = Callable[[str], str]  # how a text stands in a grammar: as itself, or as the special token that it is
 
 
@@ -89,9 +91,22 @@ def _parameters(tool: Tool) -> dict[str, Any]:
     return {"type": "object", **({"additionalProperties": False} if given.get("properties") else {}), **given}
 
 
+def _moved(schema: Any, to: str) -> Any:
+    """A schema that is a part of another one, where `to` says: its references to itself begin there."""
+    if isinstance(schema, list):
+        return [_moved(part, to) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {
+        key: to + part[1:] if key == "$ref" and isinstance(part, str) and part.startswith("#") else _moved(part, to)
+        for key, part in schema.items()
+    }
+
+
 def _object(tool: Tool, key: str) -> str:
     """{"name": ..., "arguments": {...}}."""
-    properties = {"name": {"const": tool["function"]["name"]}, key: _parameters(tool)}
+    arguments = _moved(_parameters(tool), f"#/properties/{key}")
+    properties = {"name": {"const": tool["function"]["name"]}, key: arguments}
     return json_rule(
         {"type": "object", "properties": properties, "required": ["name", key], "additionalProperties": False}
     )
@@ -156,8 +171,7 @@ def _qwen3_coder(terminal: Terminal, template: str, tools: Sequence[Tool]) -> li
         parts = []
         for place, (key, value) in enumerate((schema.get("properties") or {}).items()):
             rule = f"value_{number}_{place}"
-            is_text = value.get("type", "string") == "string" and not any(k in value for k in ("enum", "const"))
-            rules.append(f"{rule}: " + (_plain_text(value) if is_text else _plain_value(value)))
+            rules.append(f"{rule}: " + _plain(value, schema))
             part = f'{terminal(f"<parameter={key}>")} "\\n" {rule} "\\n</parameter>\\n"'
             parts.append(part if key in (schema.get("required") or ()) else f"({part})?")
         head = json.dumps(f"<function={tool['function']['name']}>\n", ensure_ascii=False)
@@ -166,7 +180,17 @@ def _qwen3_coder(terminal: Terminal, template: str, tools: Sequence[Tool]) -> li
     return ['call ("\\n" call)*', "call", call, *_rules(bodies), *rules]
 
 
-def _plain_text(schema: dict[str, Any]) -> str:
+def _plain(value: Any, schema: Mapping[str, Any]) -> str:
+    """Of an argument of a function with this schema: a text as it is, all else as JSON."""
+    if not isinstance(value, Mapping):  # true: anything
+        return json_rule({"anyOf": [value]})
+    is_text = value.get("type") == "string" and not any(key in value for key in ("enum", "const"))
+    if is_text or not value.keys() & _SAY_TYPES:
+        return _plain_text(value)
+    return _plain_value({**value, **{key: schema[key] for key in ("$defs", "definitions") if key in schema}})
+
+
+def _plain_text(schema: Mapping[str, Any]) -> str:
     """Not empty, and without a line break at its end."""
     longest = schema.get("maxLength")
     count = f"{{0,{longest - 1}}}" if isinstance(longest, int) and longest > 0 else "*"

@@ -87,7 +87,7 @@ class SamplingBody(Body):
     frequency_penalty: float | None = Field(None, ge=-2, le=2, description="For each time a token was generated.")
     presence_penalty: float | None = Field(None, ge=-2, le=2, description="For tokens that were generated.")
     repetition_penalty: float | None = Field(
-        None, gt=0, allow_inf_nan=False, description="Divides the logits of tokens that are there; 1: none."
+        None, ge=0.01, le=100, description="Divides the logits of tokens that are there; 1: none."
     )
     logit_bias: LogitBias = Field(None, description="Added to logits, by token id.")
     stream: bool | None = Field(None, description="Send the answer piece by piece, as server-sent events.")
