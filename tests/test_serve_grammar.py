@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import functools
 import json
 
 import jsonschema
@@ -227,6 +228,28 @@ def test_the_end_comes_exactly_where_the_grammar_accepts(model, tokenizer):
     assert processor(ended, torch.zeros(1, VOCAB)).isfinite().nonzero().tolist() == [[0, EOS]]
 
 
+def test_many_choices_can_be_followed(model, tokenizer):
+    """As rules, more than 2000 were ended in the middle, as if that were right."""
+    words = [f"word {number}" for number in range(5000)]
+    for more in ([], [""]):
+        processor = grammar_processor(tokenizer, model, grammar_of({"guided_choice": words + more}))
+        with ContinuousBatcher(model, tokenizer, num_blocks=200, prepack=False) as batcher:
+            bias = {tokenizer("w")["input_ids"][0]: 100.0}
+            output = run(batcher, [("x", {"logits_processor": processor, "max_new_tokens": 60, "logit_bias": bias})])[0]
+        assert output.text in words
+        assert output.finish_reason == "stop"
+
+
+def test_what_exceeds_the_limits_is_told_and_no_end_of_the_answer(model, tokenizer):
+    rules = "start: " + " | ".join(f'"word {number}"' for number in range(3000))
+    processor = grammar_processor(tokenizer, model, grammar_of({"guided_grammar": rules})).for_sequence(0)
+    history = torch.tensor([tokenizer("word 17")["input_ids"]])
+    processor(history[:, :0], torch.zeros(1, VOCAB))
+    with pytest.raises(ApiError, match="simpler") as caught:
+        processor(history, torch.zeros(1, VOCAB))
+    assert caught.value.status == 422
+
+
 def test_text_and_no_format_are_free():
     assert grammar_of({}) is None
     assert grammar_of({"response_format": {"type": "text"}, "guided_json": None}) is None
@@ -247,6 +270,10 @@ def test_text_and_no_format_are_free():
         ({"guided_json": "[]"}, "an object, not list"),
         ({"guided_regex": 5}, "is text, not int"),
         ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "asks for 2"),
+        ({"guided_regex": "a" * 70000}, "may have 65536"),
+        ({"guided_json": {"properties": {str(number): {} for number in range(1001)}}}, "may have 1000"),
+        ({"guided_json": {"items": [{"anyOf": [{}] * 1001}]}}, "may have 1000"),
+        ({"guided_json": functools.reduce(lambda inner, _: {"items": inner}, range(200), {})}, "100 levels"),
     ],
 )
 def test_what_is_no_format_is_refused(fields, words):

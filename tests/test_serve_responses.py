@@ -162,6 +162,7 @@ def test_no_words_are_an_empty_message(client, server):
 
 
 BAD = [
+    ({"text": {"format": {"type": "text", "more": json.loads('{"not":' * 600 + "{}" + "}" * 600)}}}, "text"),
     ({"previous_response_id": "resp_1"}, "previous_response_id"),
     ({"conversation": "conv_1"}, "conversation"),
     ({"conversation": False}, "conversation"),

@@ -249,6 +249,7 @@ def test_with_a_format_and_tools_the_answer_is_one_of_both(server):
     assert found["<"]["message"]["tool_calls"][0]["function"]["name"] == "now"
 
 
+DEEP = json.loads('{"not":' * 600 + "{}" + "}" * 600)
 BAD = [
     ({"tools": 5}, "tools"),
     ({"tools": [{"type": "web_search"}]}, "tools[0]"),
@@ -261,6 +262,8 @@ BAD = [
     ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "objekt"}}}}, "response_format"),
     ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": {"type": "no"}}}}}],
       "tool_choice": "required"}, "tools"),
+    ({"tools": [{"type": "function", "function": {"name": "f", "parameters": DEEP}}]}, "tools[0]"),
+    ({"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": DEEP}}]}]}, "messages"),
 ]  # fmt: skip
 
 

@@ -46,16 +46,16 @@ def chat_prompt(
             400, "add_generation_prompt begins a new answer and continue_final_message goes on with the last message; "
             "set one of them to false", code="invalid_value", param="continue_final_message",
         )  # fmt: skip
-    messages, tools = without_tools(messages, tools, template)
-    conversation = template_messages(messages, template)
     _check_kwargs(template_kwargs or {})
     try:
+        messages, tools = without_tools(messages, tools, template)
+        conversation = template_messages(messages, template)
         text: str = tokenizer.apply_chat_template(
             conversation, tools=list(tools) if tools else None, tokenize=False,
             add_generation_prompt=add_generation_prompt, continue_final_message=continue_final_message,
             **(template_kwargs or {}),
         )  # fmt: skip
-    except (jinja2.TemplateError, ValueError, TypeError, KeyError) as error:
+    except (jinja2.TemplateError, ValueError, TypeError, KeyError, RecursionError) as error:
         raise ApiError(
             400, f"the model's chat template refuses these messages: {error}", code="invalid_messages", param="messages"
         ) from error

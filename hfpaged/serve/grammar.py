@@ -16,6 +16,9 @@ from hfpaged.serve.http_errors import ApiError
 
 # As much white space as people indent with. A model that may go on with spaces for ever sometimes does.
 JSON_OPTIONS = {"whitespace_pattern": r"[\x20\n\t]{1,32}"}
+# llguidance works on a schema with much more for minutes: its time grows with the square of what lies side by side.
+MOST_PARTS, MOST_LEVELS, MOST_GRAMMAR = 1000, 100, 1 << 16
+_PARTS = ("properties", "patternProperties", "required", "anyOf", "oneOf", "allOf")
 _REMEDY = "pip install 'hfpaged[serve]'"
 # vLLM's names: those of the fields of `structured_outputs`, and the older guided_*.
 _KINDS = ("json", "json_object", "regex", "choice", "grammar")
@@ -62,7 +65,26 @@ def response_format_grammar(given: Any, param: str = "response_format") -> str |
     schema = inner.get("schema") if isinstance(inner, Mapping) else None
     if not isinstance(schema, Mapping):
         raise _invalid(f"{param} of type json_schema needs a `schema` that is an object", param)
+    check_size(schema, param)
     return json_grammar(schema)
+
+
+def check_size(schema: Any, param: str) -> None:
+    """Raises ApiError 400 for a schema that would take long to read."""
+    left = [(schema, 1)]
+    while left:
+        value, level = left.pop()
+        if level > MOST_LEVELS:
+            raise _invalid(f"{param} has more than {MOST_LEVELS} levels; make it flatter", param)
+        if isinstance(value, Mapping):
+            for name in _PARTS:
+                part = value.get(name)
+                if isinstance(part, (Mapping, list)) and len(part) > MOST_PARTS:
+                    raise _invalid(f"{name} of a schema in {param} has {len(part)} entries, and may have {MOST_PARTS}; "
+                                   "use fewer", param)  # fmt: skip
+            left += [(part, level + 1) for part in value.values()]
+        elif isinstance(value, list):
+            left += [(part, level + 1) for part in value]
 
 
 def json_grammar(schema: Mapping[str, Any]) -> str:
@@ -106,6 +128,8 @@ def _grammar(name: str, value: Any) -> str:
         return lark_grammar(_choice(name, value))
     if not isinstance(value, str):
         raise _invalid(f"{name} is text, not {type(value).__name__}", name)
+    if len(value) > MOST_GRAMMAR:
+        raise _invalid(f"{name} has {len(value)} characters, and may have {MOST_GRAMMAR}; make it shorter", name)
     if kind == "regex":
         return str(llguidance().LLMatcher.grammar_from_regex(value))
     return lark_grammar(value)
@@ -114,10 +138,11 @@ def _grammar(name: str, value: Any) -> str:
 def _schema(name: str, value: Any) -> Mapping[str, Any]:
     try:
         schema = json.loads(value) if isinstance(value, str) else value
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise _invalid(f"{name} is no JSON: {error}", name) from error
     if not isinstance(schema, Mapping):
         raise _invalid(f"{name} is a JSON schema, an object, not {type(schema).__name__}", name)
+    check_size(schema, name)
     return schema
 
 
@@ -125,7 +150,11 @@ def _choice(name: str, value: Any) -> str:
     is_texts = isinstance(value, Sequence) and not isinstance(value, str) and all(isinstance(v, str) for v in value)
     if not is_texts or not value:
         raise _invalid(f"{name} is a list of one or more texts", name)
-    return "start: " + " | ".join(json.dumps(text, ensure_ascii=False) for text in value)
+    # A terminal, and not rules, of which only some 2000 can be followed at once.
+    options = " | ".join(json.dumps(text, ensure_ascii=False) for text in value if text)
+    if "" in value:
+        return "start: CHOICE?\nCHOICE: " + options if options else 'start: ""'
+    return "start: CHOICE\nCHOICE: " + options
 
 
 def _invalid(message: str, param: str) -> ApiError:

@@ -109,11 +109,7 @@ class GrammarProcessor(LogitsProcessor):
         if not self._go_to(tokens):
             return _only(self._ends, vocab_size)
         mask = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
-        if self._matcher.is_error():
-            raise ApiError(
-                422, f"the format asked for cannot be followed any further: {self._matcher.get_error()}; ask for a "
-                "simpler one", code="grammar_too_complex", param="response_format",
-            )  # fmt: skip
+        self._check()
         added = _ADDED.take(mask, axis=0).reshape(-1)
         missing = max(0, vocab_size - len(added))
         return np.pad(added, (0, missing), constant_values=-np.inf) if missing else added[:vocab_size]
@@ -130,8 +126,18 @@ class GrammarProcessor(LogitsProcessor):
         if any(token in self._ends for token in new):
             return False
         count = self._matcher.try_consume_tokens(new)
+        if count < len(new):
+            self._check()
         self._read += new[:count]
         return bool(count == len(new))
+
+    def _check(self) -> None:
+        """A token that the grammar does not know is no error; one that takes more than the limits is."""
+        if self._matcher.is_error():
+            raise ApiError(
+                422, f"the format asked for cannot be followed any further: {self._matcher.get_error()}; ask for a "
+                "simpler one", code="grammar_too_complex", param="response_format",
+            )  # fmt: skip
 
 
 def _only(token_ids: Iterable[int], vocab_size: int) -> Any:

@@ -13,6 +13,7 @@ from hfpaged.serve.answer_plan import AnswerPlan, plan_answer
 from hfpaged.serve.chat_prompt import chat_prompt
 from hfpaged.serve.chunks import check_ended
 from hfpaged.serve.event_stream import event
+from hfpaged.serve.grammar import check_size
 from hfpaged.serve.http_errors import ApiError, api_error
 from hfpaged.serve.prose import Piece
 from hfpaged.serve.responses_input import messages_of
@@ -40,6 +41,8 @@ class ResponsesAnswer:
     def submissions(self) -> Iterable[Submission]:
         """Raises ApiError."""
         body, service = self._body, self._service
+        for name in ("text", "tools", "tool_choice"):  # which answers repeat
+            check_size(getattr(body, name), name)
         settings = sampling_settings(body, service)
         choice = tool_choice_of(body.tools, body.tool_choice, body.parallel_tool_calls)
         with _in_own_words():

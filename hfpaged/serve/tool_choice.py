@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from hfpaged.serve.grammar import check_size
 from hfpaged.serve.http_errors import ApiError
 
 Tool = dict[str, Any]  # {"type": "function", "function": {"name", "description", "parameters"}}
@@ -73,6 +74,7 @@ def _tool(tool: Any, where: str) -> Tool:
         raise _invalid(f"the parameters of {where} are a JSON schema, an object", where)
     if not isinstance((parameters or {}).get("properties") or {}, Mapping):
         raise _invalid(f"the properties of the parameters of {where} are an object", where)
+    check_size(parameters, where)
     return {"type": "function", "function": {key: value for key, value in inner.items() if value is not None}}
 
 
