@@ -16,6 +16,7 @@ from served import served
 
 from hfpaged import ContinuousBatcher
 from hfpaged.serve import ServeOptions
+from hfpaged.serve.logprob_text import CompletionLogprobs, TokenTexts
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 NAME = "tiny"
@@ -130,6 +131,25 @@ def test_echo_gives_the_logprobs_that_a_plain_forward_gives(server, client, plai
     assert "".join(told.tokens[: len(ids)]) == TEXTS[0]
     for token, offset in zip(told.tokens[: len(ids)], told.text_offset, strict=False):
         assert choice.text[offset : offset + len(token)] == token
+
+
+def test_offsets_are_places_in_the_text(server, client):
+    """Of characters in several tokens, special tokens that the text has, and those that it does not have."""
+    tokenizer = server.batcher.tokenizer
+    special = tokenizer.convert_tokens_to_ids("<|end|>")
+    ids = tokenizer("🙃 naïve <|end|>猫")["input_ids"]
+    settings = {"echo": True, "logprobs": 0, "max_tokens": 2, "logit_bias": {str(special): 100}}
+    for prompt in (ids, tokenizer.decode(ids)):
+        (choice,) = ask(client, prompt, **settings).choices
+        told = choice.logprobs
+        for token, start in zip(told.tokens[:-2], told.text_offset, strict=False):
+            assert token in (choice.text[start : start + len(token)], "\ufffd"), (token, start)
+        assert told.text_offset[-2:] == [len(choice.text)] * 2  # the answer is <|end|>, which is left out
+        halves = [start for token, start in zip(told.tokens, told.text_offset, strict=True) if token == "\ufffd"]
+        assert {choice.text[start] for start in halves} == {"🙃", "猫"}
+    found = CompletionLogprobs(TokenTexts(tokenizer))
+    begun = [tokenizer.bos_token_id, *tokenizer("the fox")["input_ids"]]
+    assert found.of(begun, [None] * len(begun), prompt="the fox")["text_offset"][:2] == [0, 0]
 
 
 def test_echo_in_a_stream_is_the_same_as_whole(client):

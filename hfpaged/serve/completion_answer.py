@@ -7,7 +7,7 @@ from typing import Any
 
 from hfpaged.engine.call import Call, Submission
 from hfpaged.engine.delivery import StreamEvent
-from hfpaged.engine.outputs import PositionLogprobs, RequestOutput, SequenceOutput
+from hfpaged.engine.outputs import RequestOutput, SequenceOutput
 from hfpaged.serve.answers import answer_head, new_id, stop_reason
 from hfpaged.serve.chunks import Chunks, check_ended
 from hfpaged.serve.grammar import grammar_of
@@ -33,6 +33,7 @@ class CompletionAnswer:
         self.has_new = body.max_tokens != 0  # else one is made, as a step makes one, and not told
         self.own_ends = eos_token_ids(service.batcher.model.generation_config)
         self.texts = TokenTexts(service.batcher.tokenizer, bool(body.return_tokens_as_token_ids))
+        self.hides_special = body.skip_special_tokens is not False
         self.echoed: list[str] = []  # texts of the prompts, where they come first
         self._head = answer_head(self.id, "text_completion", body, service)
 
@@ -78,20 +79,21 @@ class CompletionAnswer:
         return {
             "index": index,
             "text": prompt + (seq.text or "" if self.has_new else ""),
-            "logprobs": self._logprobs(output, seq),
+            "logprobs": self._logprobs(output, seq, prompt),
             "finish_reason": seq.finish_reason if self.has_new else "length",
             "stop_reason": stop_reason(seq, self.own_ends) if self.has_new else None,
         } | self._ids(output, seq)
 
-    def _logprobs(self, output: RequestOutput, seq: SequenceOutput) -> dict[str, Any] | None:
+    def _logprobs(self, output: RequestOutput, seq: SequenceOutput, prompt: str) -> dict[str, Any] | None:
         if self.body.logprobs is None:
             return None
-        token_ids = seq.token_ids if self.has_new else []
-        positions: list[PositionLogprobs | None] = list(seq.logprobs or ()) if self.has_new else []
+        found, parts = CompletionLogprobs(self.texts), []
         if self.body.echo:
-            token_ids = output.prompt_token_ids + token_ids
-            positions = [*(output.prompt_logprobs or ()), *positions]
-        return CompletionLogprobs(self.texts).of(token_ids, positions)
+            parts.append(found.of(output.prompt_token_ids, output.prompt_logprobs or (), prompt=prompt))
+        token_ids = seq.token_ids if self.has_new else []
+        positions = seq.logprobs or () if self.has_new else ()
+        parts.append(found.of(token_ids, positions, hides_special=self.hides_special))
+        return {name: [each for part in parts for each in part[name]] for name in parts[-1]}
 
     def _ids(self, output: RequestOutput, seq: SequenceOutput) -> dict[str, Any]:
         if not self.body.return_token_ids:
@@ -132,10 +134,11 @@ class _CompletionChunks(Chunks):
             yield self._piece(index, text, new)
 
     def _prompt(self, index: int, output: RequestOutput) -> bytes:
-        choice: dict[str, Any] = {"index": index, "text": self._answer.echoed[index // self._answer.n]}
+        prompt = self._answer.echoed[index // self._answer.n]
+        choice: dict[str, Any] = {"index": index, "text": prompt}
         found = None
         if self._answer.body.logprobs is not None:
-            found = self._logprobs_of(index).of(output.prompt_token_ids, output.prompt_logprobs or ())
+            found = self._logprobs_of(index).of(output.prompt_token_ids, output.prompt_logprobs or (), prompt=prompt)
         return json_bytes(choice | {"logprobs": found, "finish_reason": None})
 
     def _piece(self, index: int, text: str, new: StreamEvent) -> bytes:
@@ -144,7 +147,8 @@ class _CompletionChunks(Chunks):
         if self._answer.body.logprobs is not None and has_new:
             told = self._told.get(index, 0)
             positions = (seq.logprobs or ())[told:]
-            found = self._logprobs_of(index).of(seq.tokens.tolist(told), positions)
+            hides_special = self._answer.hides_special
+            found = self._logprobs_of(index).of(seq.tokens.tolist(told), positions, hides_special=hides_special)
             self._told[index] = told + len(positions)
         choice = {"index": index, "text": text, "logprobs": found}
         choice |= {"finish_reason": "length" if reason and not has_new else reason}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import functools
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -11,6 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from hfpaged.compat_generation import CleanTokens
 from hfpaged.engine.outputs import PositionLogprobs, TokenLogprob
 
+_UTF8 = codecs.getincrementaldecoder("utf-8")
 LEAST = -9999.0  # for minus infinity, which JSON does not know
 
 
@@ -22,9 +24,12 @@ class TokenTexts:
 
     _clean: CleanTokens | None
     _known: dict[int, tuple[str, list[int]]]
+    _special: frozenset[int]
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase | None, as_ids: bool = False) -> None:
-        self._clean, self._known = (None, {}) if tokenizer is None or as_ids else _seen(tokenizer, len(tokenizer))
+        self._clean, self._known, self._special = None, {}, frozenset()
+        if tokenizer is not None and not as_ids:
+            self._clean, self._known, self._special = _seen(tokenizer, len(tokenizer))
 
     def __getitem__(self, token_id: int) -> tuple[str, list[int]]:
         found = self._known.get(token_id)
@@ -35,6 +40,10 @@ class TokenTexts:
     def text(self, token_id: int) -> str:
         return self[token_id][0]
 
+    def is_special(self, token_id: int) -> bool:
+        """Whether a text may be without it."""
+        return token_id in self._special
+
     def _look_up(self, token_id: int) -> tuple[str, list[int]]:
         clean = None if self._clean is None else self._clean[token_id]
         if clean is None:
@@ -44,9 +53,12 @@ class TokenTexts:
 
 
 @functools.lru_cache(maxsize=8)
-def _seen(tokenizer: PreTrainedTokenizerBase, size: int) -> tuple[CleanTokens, dict[int, tuple[str, list[int]]]]:
+def _seen(
+    tokenizer: PreTrainedTokenizerBase, size: int
+) -> tuple[CleanTokens, dict[int, tuple[str, list[int]]], frozenset[int]]:
     """Kept for the next request, as long as no token is added."""
-    return CleanTokens(tokenizer), {}
+    special = frozenset(token_id for token_id, token in tokenizer.added_tokens_decoder.items() if token.special)
+    return CleanTokens(tokenizer), {}, special
 
 
 def chat_logprobs(positions: Iterable[PositionLogprobs], texts: TokenTexts) -> dict[str, Any]:
@@ -65,14 +77,22 @@ class CompletionLogprobs:
 
     def __init__(self, texts: TokenTexts) -> None:
         self._texts, self._offset = texts, 0
+        self._decoder = _UTF8(errors="replace")  # of a character that takes several tokens, all begin where it does
 
-    def of(self, token_ids: Sequence[int], positions: Sequence[PositionLogprobs | None]) -> dict[str, Any]:
-        """Of these tokens; None is one that nothing came before."""
+    def of(
+        self, token_ids: Sequence[int], positions: Sequence[PositionLogprobs | None], *, prompt: str | None = None,
+        hides_special: bool = False,
+    ) -> dict[str, Any]:  # fmt: skip
+        """Of these tokens; None is one that nothing came before. Of a `prompt` this is the text, which does not have
+        those that a tokenizer has put before it; an answer's text has no special ones where it `hides_special`.
+        """
         tokens = [self._texts.text(token_id) for token_id in token_ids]
         offsets = []
-        for token in tokens:
+        for token_id, token in zip(token_ids, tokens, strict=True):
             offsets.append(self._offset)
-            self._offset += len(token)
+            is_hidden = hides_special if prompt is None else not prompt.startswith(token, self._offset)
+            if not (is_hidden and self._texts.is_special(token_id)):
+                self._offset += len(self._decoder.decode(bytes(self._texts[token_id][1])))
         return {
             "tokens": tokens,
             "token_logprobs": [None if at is None else max(at.logprob, LEAST) for at in positions],
