@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+import hfpaged.serve
 from hfpaged import ContinuousBatcher, cli
 from hfpaged.errors import InvalidConfigError
 from hfpaged.serve import ServeOptions, command, flag_types
@@ -100,7 +101,8 @@ WRONG = {
     "--adapter": ["name", "=path", "name="],
     "--otlp-endpoint": ["localhost:4317", "ftp://x"],
     "--log-level": ["loud"],
-    "--api-key": ["", " ", "a b", "k\x01"],
+    "--api-key": ["", " ", "a b", "k\x01", "schlüssel"],
+    "--host": ["a..b", "256.1.1.1.1", ""],
     "--api-key-file": ["/no/such/file"],
     "--window": ["512"],
     "--sinks": ["4"],
@@ -146,6 +148,14 @@ def test_keys_come_from_flags_a_file_and_the_environment(tmp_path):
 def test_keys_that_cannot_be_told_apart_are_refused(given):
     with pytest.raises(InvalidConfigError):
         flag_types.api_keys(given, None, None)
+
+
+def test_without_the_extra_the_remedy_is_told(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "hfpaged.serve.launch", None)  # importing it fails from here on
+    monkeypatch.delitem(vars(hfpaged.serve), "run", raising=False)
+    monkeypatch.setattr(hfpaged.serve, "_EXTRA", ("hfpaged",))
+    assert cli.main(["serve"]) == 2
+    assert "pip install 'hfpaged[serve]'" in capsys.readouterr().err
 
 
 def test_a_file_without_keys_does_not_open_the_server(tmp_path):

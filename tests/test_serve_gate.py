@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 
+import anyio
 import pytest
 import raw_http
 from fastapi.routing import APIRoute
@@ -13,7 +14,7 @@ from serving import PATH, PROMPT, Counts, body, tiny_batcher
 
 from hfpaged.serve import ServeOptions, build_app
 from hfpaged.serve.app import ROUTERS
-from hfpaged.serve.body import DISCARDED
+from hfpaged.serve.body import DISCARDED, read_body
 from hfpaged.serve.gate import OPEN, Guarded
 from hfpaged.serve.logs import JsonFormatter
 
@@ -178,6 +179,15 @@ def test_a_body_without_end_is_refused(server):
         chunks = (b"100000\r\n" + b" " * 0x100000 + b"\r\n") * 100
         with pytest.raises(ConnectionError):  # nobody reads any more
             sock.sendall(chunks)
+
+
+def test_a_body_of_http_2_needs_no_header_that_tells_its_length():
+    async def receive():
+        return {"type": "http.request", "body": b"{}", "more_body": False}
+
+    scope = {"type": "http", "http_version": "2", "headers": []}
+    assert anyio.run(read_body, scope, receive, 100, 1.0)["body"] == b"{}"
+    assert anyio.run(read_body, {**scope, "http_version": "1.1"}, receive, 100, 1.0)["body"] == b""
 
 
 def test_who_waits_before_he_sends_is_told_before(server):

@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 
 import fastapi
 import httpx
@@ -23,6 +24,7 @@ from tiny_tokenizers import byte_level
 
 from hfpaged import cli
 from hfpaged.serve import ServeOptions, build_app
+from hfpaged.serve.completion_answer import CompletionAnswer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -77,6 +79,24 @@ def test_who_is_under_way_ends_and_who_comes_is_refused(batcher):
     assert raw_http.status(answer) == 503
     assert alive.status_code == 200
     assert (counts.finished, counts.aborted, counts.received) == (1, 0, 1)
+
+
+def test_whose_prompt_is_being_read_when_it_stops_gets_an_answer(batcher, monkeypatch):
+    is_read, may_go, read = threading.Event(), threading.Event(), CompletionAnswer.submissions
+
+    def slowly(answer):
+        is_read.set()
+        assert may_go.wait(PATIENCE)
+        return read(answer)
+
+    monkeypatch.setattr(CompletionAnswer, "submissions", slowly)
+    with served(batcher) as server, raw_http.connected(server.port) as sock:
+        sock.sendall(raw_http.request(PATH, body(stream=True, max_tokens=5)))
+        assert is_read.wait(PATIENCE)
+        server.uvicorn.handle_exit(signal.SIGTERM, None)
+        time.sleep(0.5)  # in which it would have stopped
+        may_go.set()
+        assert b"[DONE]" in raw_http.read_all(sock)
 
 
 @pytest.mark.parametrize("signals", [1, 2], ids=["when the time is over", "when it is told twice"])

@@ -27,7 +27,8 @@ async def read_body(scope: Scope, receive: Receive, limit: int, seconds: float) 
     """
     headers = dict(scope["headers"])
     length = _length(headers.get(b"content-length"))
-    if length == 0 or (length is None and b"transfer-encoding" not in headers):
+    is_framed = scope.get("http_version", "1.1") in ("1.0", "1.1")  # later versions know the end without a header
+    if length == 0 or (is_framed and length is None and b"transfer-encoding" not in headers):
         return _EMPTY
     if length is not None and length > limit and (length > limit + DISCARDED or b"expect" in headers):
         raise too_large(limit, closes=True)

@@ -41,12 +41,13 @@ def run(args: argparse.Namespace) -> int:
     sizes = sizes_of(args)
     if args.otlp_endpoint is not None:
         os.environ["OTEL_EXPORTER_OTLP_ENDPOINT"] = args.otlp_endpoint
-    from hfpaged.serve.launch import run as serve
+    from hfpaged import serve
 
-    return serve(
+    code: int = serve.run(
         args.model, host=args.host, port=args.port, options=options, dtype=args.dtype, device=args.device,
         log_level=args.log_level, log_json=args.log_json, **sizes,
     )  # fmt: skip
+    return code
 
 
 def options_of(args: argparse.Namespace) -> ServeOptions:

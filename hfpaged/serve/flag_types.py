@@ -112,6 +112,8 @@ def api_keys(given: Iterable[str], file: str | None, environment: str | None) ->
 
 
 def _owned(line: str, number: int) -> tuple[str, str]:
+    if not line.isascii():
+        raise InvalidConfigError(f"API key {number} has characters that HTTP headers do not carry; use ASCII ones")
     if not line or not line.isprintable() or " " in line:
         raise InvalidConfigError(
             f"API key {number} is empty or holds spaces; an empty variable in its place would let everybody in"

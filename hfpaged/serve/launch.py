@@ -103,10 +103,10 @@ def _load(name: Any, dtype: str, device: str | None) -> tuple[PreTrainedModel, A
 def _listening(host: str, port: int) -> Iterator[socket.socket]:
     try:
         listening = bound(host, port)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # names that can be none
         raise InvalidConfigError(
-            f"cannot listen on {host}:{port}: {error.strerror or error}; use another --host, or another --port (0 "
-            "takes a free one)"
+            f"cannot listen on {host}:{port}: {getattr(error, 'strerror', None) or error}; use another --host, or "
+            "another --port (0 takes a free one)"
         ) from error
     with listening:
         yield listening

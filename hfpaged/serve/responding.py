@@ -69,7 +69,8 @@ async def respond_stream(
     """
     service = service_of(request)
     deadline = service.deadline()
-    call = await _while_there(request, service.begin(prepare, caller_of(request)), deadline)
+    with service.answering():  # who has come before the server stops gets his time, too
+        call = await _while_there(request, service.begin(prepare, caller_of(request)), deadline)
     return EventStream(
         _telling_errors(chunks(call)), call.close, send_timeout=service.options.send_timeout, ends=deadline,
         answering=service.answering,

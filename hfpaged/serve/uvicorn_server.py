@@ -6,6 +6,7 @@ import asyncio
 import re
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -197,9 +198,9 @@ def bound(host: str, port: int) -> socket.socket:
     family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     found = socket.socket(family, kind, protocol)
     try:
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        _reuse(found)
         with socket.socket(family, kind, protocol) as trial:  # who listens there is seen by listening only
-            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            _reuse(trial)
             trial.bind(address)
             trial.listen()
             address = trial.getsockname()
@@ -208,3 +209,9 @@ def bound(host: str, port: int) -> socket.socket:
         found.close()
         raise
     return found
+
+
+def _reuse(listening: socket.socket) -> None:
+    """Connections of the server before may not be gone yet. On Windows this would mean to share a port."""
+    if sys.platform != "win32":
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
