@@ -16,8 +16,10 @@ from peft import PromptTuningConfig, TaskType, get_peft_model
 from served import served
 
 from hfpaged import ContinuousBatcher, InvalidConfigError
+from hfpaged.errors import AdapterLostError
 from hfpaged.serve import ServeOptions
 from hfpaged.serve.adapters import load_adapters
+from hfpaged.serve.http_errors import api_error
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 GREEDY = {"max_new_tokens": 8, "do_sample": False}
@@ -170,3 +172,7 @@ def test_an_adapter_that_no_request_can_choose_is_refused_at_the_start(tmp_path)
     get_peft_model(base_model(), config).save_pretrained(tmp_path)
     with pytest.raises(InvalidConfigError, match="PROMPT_TUNING puts tokens of its own"):
         load_adapters(base_model(), {"prompted": str(tmp_path)})
+
+
+def test_a_lost_adapter_is_no_fault_of_the_server():
+    assert api_error(AdapterLostError({"first"}, "the model has no adapter 'first' any more")).status == 503

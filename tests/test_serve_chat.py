@@ -264,6 +264,7 @@ def test_fields_that_mean_nothing_here_are_let_in(client):
         ({"logit_bias": {"1": 1e38}}, "logit_bias.1"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"stop": [""]}, "stop"),
+        ({"stop": [str(number) for number in range(65)]}, "stop"),
         ({"presence_penalty": 3}, "presence_penalty"),
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0]"),

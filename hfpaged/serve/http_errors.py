@@ -9,6 +9,7 @@ from typing import Any
 from starlette.responses import Response
 
 from hfpaged.errors import (
+    AdapterLostError,
     BatcherClosedError,
     CallbackError,
     InvalidConfigError,
@@ -36,6 +37,7 @@ _KINDS: dict[type[BaseException], tuple[int, str]] = {
     QueueFullError: (429, "queue_full"),
     BatcherClosedError: (503, "shutting_down"),
     OutOfBlocksError: (503, "out_of_blocks"),
+    AdapterLostError: (503, "adapter_lost"),
     InvalidConfigError: (400, "invalid_value"),
     InvalidLogitsError: (422, "invalid_logits"),  # of settings such as repetition_penalty=5e-324, or of the model
 }

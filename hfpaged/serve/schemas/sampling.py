@@ -8,6 +8,8 @@ from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchem
 
 MOST_LOGPROBS = 20  # alternatives of a token: OpenAI's own limit, and an answer of more is mostly numbers
 
+MOST_STOPS = 64  # texts: each of them is looked for at each new token of the answer, while all others wait
+
 
 class Body(BaseModel):
     """JSON of a client. Unknown fields are let in; numbers are numbers and not texts of numbers."""
@@ -28,6 +30,8 @@ def _stop(value: Any) -> list[str] | None:
         return None
     if not isinstance(found, list) or not all(isinstance(text, str) and text for text in found):
         raise ValueError("must be a text of at least one character, or a list of such texts")
+    if len(found) > MOST_STOPS:
+        raise ValueError(f"has {len(found)} texts, and may have {MOST_STOPS}")
     return found
 
 
@@ -38,7 +42,7 @@ Stop = Annotated[
         {
             "anyOf": [
                 {"type": "string", "minLength": 1},
-                {"type": "array", "items": {"type": "string", "minLength": 1}},
+                {"type": "array", "items": {"type": "string", "minLength": 1}, "maxItems": MOST_STOPS},
                 {"type": "null"},
             ]
         }
