@@ -186,3 +186,23 @@ def test_a_loop_that_is_closed_is_rung_in_vain():
     for _ in range(3):
         doorbell.ring(lambda: pytest.fail("nobody is there"))
     assert doorbell._rung == []
+
+
+def test_nobody_waits_for_a_thread_that_a_hook_has_ended(batcher, monkeypatch):
+    monkeypatch.setattr(threading, "excepthook", lambda arguments: None)
+
+    def ends(event):
+        if type(event).__name__ == "Admitted":
+            raise SystemExit
+
+    batcher.hooks.append(ends)
+
+    async def run(engine):
+        output = await asyncio.wait_for(engine.generate(prompts((9,))[0], max_new_tokens=200), 30)
+        while engine.is_alive:  # it tells first, then it goes
+            await asyncio.sleep(0.01)
+        return output
+
+    output = in_engine(batcher, run)
+    assert output.finish_reason == "error"
+    assert "has ended" in str(output.error)

@@ -163,3 +163,11 @@ def test_a_file_without_keys_does_not_open_the_server(tmp_path):
     file.write_text("# none yet\n")
     with pytest.raises(InvalidConfigError, match="holds no key"):
         flag_types.api_keys([], str(file), None)
+
+
+def test_a_model_that_a_flag_has_swallowed_is_not_the_demo_model(tmp_path):
+    with pytest.raises(InvalidConfigError, match="put the model first"):
+        command.options_of(parsed("--served-model-name", "mine", str(tmp_path)))
+    assert command.options_of(parsed(str(tmp_path), "--served-model-name", "mine", "my/other")).served_model_names == (
+        "mine", "my/other",
+    )  # fmt: skip

@@ -134,9 +134,9 @@ class ContinuousBatcher:
         sizes, longest = self._parts.scheduler.limits.sizes, self._parts.max_model_len
         return sizes if longest is None else sizes | {"max_model_len": longest}
 
-    def check_queue(self) -> None:
-        """Whether one more request may wait. Raises QueueFullError."""
-        self._intake.check_queue()
+    def check_queue(self, refused: str | None = None) -> None:
+        """Whether one more request may wait. Raises QueueFullError; one of tenant `refused` is told of as refused."""
+        self._intake.check_queue(refused)
 
     def warm_up(self) -> None:
         """Compute forwards as steps will, so that what is compiled at the first of each kind is compiled now. From any

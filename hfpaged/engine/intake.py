@@ -70,9 +70,14 @@ class Intake:
         self._parts.maker.group(request)
         return request
 
-    def check_queue(self) -> None:
-        """Raises QueueFullError for one more. Before anything else, as those who are refused shall cost nothing."""
+    def check_queue(self, refused: str | None = None) -> None:
+        """Raises QueueFullError for one more; where it has a tenant, it is told of as refused. Before anything else, as
+        those who are refused shall cost nothing.
+        """
         spec, in_flight = self._parts.spec, len(self._loop.requests)
         most = spec.max_num_queued_requests
         if most is not None and in_flight >= spec.max_num_seqs + most:
-            raise QueueFullError(in_flight, spec.max_num_seqs, most)
+            error = QueueFullError(in_flight, spec.max_num_seqs, most)
+            if refused is not None:
+                self._parts.engine.tells.rejected(None, refused, error)
+            raise error

@@ -138,12 +138,18 @@ class RunningEngine:
         return self._doorbells[loop]
 
     def _run(self) -> None:
-        with self._loop.driving():
-            while not self._stops:
-                if self._loop.has_work:
-                    self._step()
-                else:
-                    self._loop.wait_for_work(0.5)
+        try:
+            with self._loop.driving():
+                while not self._stops:
+                    if self._loop.has_work:
+                        self._step()
+                    else:
+                        self._loop.wait_for_work(0.5)
+        finally:
+            if (
+                not self._stops
+            ):  # a hook or a processor has ended this thread, SystemExit say: nobody shall wait for ever
+                self._loop.end_all(BatcherClosedError("the engine's thread has ended; its log says why"))
 
     def _step(self) -> None:
         """An error here is one of ours, as those of models and requests fail requests: nobody shall wait for ever."""

@@ -25,6 +25,7 @@ from hfpaged.serve.options import BYTES_OF_TOKEN, MIN_BODY_BYTES, ServeOptions
 
 logger = logging.getLogger("hfpaged")
 
+STEP_SECONDS = 300.0  # a step that takes longer hangs: /health says so
 LAST_WORDS = 2.0  # seconds for telling those who are cut short
 NOT_STARTED = "this application has not been started: whoever mounts it enters its lifespan, see build_app"
 
@@ -85,6 +86,7 @@ class Service:
             raise stopping()
         if self.engine is None:
             raise ApiError(503, NOT_STARTED, code="not_started")
+        self.batcher.check_queue(caller.tenant)  # before the prompt is read, which waits for a thread
 
         def owned() -> Iterable[Submission]:
             for prompt, settings in prepare():
@@ -128,7 +130,7 @@ class Service:
         """The engine's thread, between start and end of the application."""
         self.is_draining, self.is_warm = False, False
         self._stopped = asyncio.Event()
-        async with self.batcher.running() as self.engine:
+        async with self.batcher.running(step_timeout=STEP_SECONDS) as self.engine:
             warming = asyncio.ensure_future(self._warm_up())
             try:
                 with watching(self.registry, self.options.metrics_compat):
