@@ -133,6 +133,13 @@ def test_echo_gives_the_logprobs_that_a_plain_forward_gives(server, client, plai
         assert choice.text[offset : offset + len(token)] == token
 
 
+def test_a_format_ends_the_answer_of_a_model_without_an_end_of_its_own(server, client):
+    assert server.batcher.model.generation_config.eos_token_id is None
+    for more in ({}, {"stop_token_ids": [399]}):
+        (choice,) = ask(client, max_tokens=20, extra_body={"guided_choice": ["fox"], **more}).choices
+        assert (choice.text, choice.finish_reason) == ("fox", "stop")
+
+
 def test_offsets_are_places_in_the_text(server, client):
     """Of characters in several tokens, special tokens that the text has, and those that it does not have."""
     tokenizer = server.batcher.tokenizer

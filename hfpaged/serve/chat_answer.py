@@ -13,6 +13,7 @@ from hfpaged.serve.answers import answer_head, new_id, stop_reason
 from hfpaged.serve.chat_message import deltas_of, message_of
 from hfpaged.serve.chat_prompt import ChatPrompt, chat_prompt
 from hfpaged.serve.chunks import Chunks, check_ended
+from hfpaged.serve.grammar_processor import with_end
 from hfpaged.serve.http_errors import ApiError
 from hfpaged.serve.json_text import json_bytes
 from hfpaged.serve.logprob_text import TokenTexts, chat_logprobs
@@ -63,7 +64,7 @@ class ChatAnswer:
         prompt = prompt_of(self.body.messages, self.body, self._service)
         choice = tool_choice_of(self.body.tools, self.body.tool_choice, self.body.parallel_tool_calls)
         self._plan = plan_answer(self._service, prompt, choice, self.body.formats)
-        settings |= self._plan.settings
+        settings = with_end(settings | self._plan.settings, self._service.tokenizer, self._service.batcher.model)
         if self.num_logprobs is not None:
             settings["logprobs"] = self.num_logprobs
         settings["max_tokens"] = new_tokens(self._service, self.asked, len(prompt.token_ids))

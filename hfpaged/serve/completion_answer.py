@@ -11,7 +11,7 @@ from hfpaged.engine.outputs import RequestOutput, SequenceOutput
 from hfpaged.serve.answers import answer_head, new_id, stop_reason
 from hfpaged.serve.chunks import Chunks, check_ended
 from hfpaged.serve.grammar import grammar_of
-from hfpaged.serve.grammar_processor import grammar_processor
+from hfpaged.serve.grammar_processor import grammar_processor, with_end
 from hfpaged.serve.http_errors import ApiError
 from hfpaged.serve.json_text import json_bytes
 from hfpaged.serve.logprob_text import CompletionLogprobs, TokenTexts
@@ -45,8 +45,9 @@ class CompletionAnswer:
             if self.body.echo:
                 settings["prompt_logprobs"] = self.body.logprobs
         if (grammar := grammar_of(self.body.formats)) is not None:
-            service = self._service
-            settings["logits_processor"] = grammar_processor(service.tokenizer, service.batcher.model, grammar)
+            tokenizer, model = self._service.tokenizer, self._service.batcher.model
+            settings["logits_processor"] = grammar_processor(tokenizer, model, grammar)
+            settings = with_end(settings, tokenizer, model)
         for index, prompt in enumerate(self.body.prompt):
             token_ids = self._token_ids(prompt)
             if self.body.echo:

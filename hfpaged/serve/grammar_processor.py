@@ -47,6 +47,14 @@ def end_token_ids(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) ->
     return tuple(ends) if isinstance(ends, (list, tuple)) else () if ends is None else (int(ends),)
 
 
+def with_end(settings: dict[str, Any], tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> dict[str, Any]:
+    """Settings of a request with a grammar, whose last token ends it also where the model has no such token itself."""
+    config = model.generation_config
+    if "logits_processor" not in settings or (config is not None and config.eos_token_id is not None):
+        return settings
+    return settings | {"eos_token_id": [*settings.get("eos_token_id", ()), *end_token_ids(tokenizer, model)]}
+
+
 def grammar_tokenizer(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> Any:
     """llguidance's view of a tokenizer, made once: that holds all threads up for 0.3 s (49,000 tokens), so a server
     does it before it is ready. Raises ApiError 422 for tokenizers that cannot be used.

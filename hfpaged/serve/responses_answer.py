@@ -14,6 +14,7 @@ from hfpaged.serve.chat_prompt import chat_prompt
 from hfpaged.serve.chunks import check_ended
 from hfpaged.serve.event_stream import event
 from hfpaged.serve.grammar import check_size
+from hfpaged.serve.grammar_processor import with_end
 from hfpaged.serve.http_errors import ApiError, api_error
 from hfpaged.serve.prose import Piece
 from hfpaged.serve.responses_input import messages_of
@@ -48,7 +49,7 @@ class ResponsesAnswer:
         with _in_own_words():
             prompt = chat_prompt(service.tokenizer, messages_of(body.input, body.instructions), tools=choice.told)
             self._plan = plan_answer(service, prompt, choice, self._formats)
-        settings |= self._plan.settings
+        settings = with_end(settings | self._plan.settings, service.tokenizer, service.batcher.model)
         settings["max_tokens"] = new_tokens(service, body.max_output_tokens, len(prompt.token_ids))
         yield Submission(prompt.token_ids, settings | {"request_id": self.id})
 
