@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchem
 
 MOST_LOGPROBS = 20  # alternatives of a token: OpenAI's own limit, and an answer of more is mostly numbers
 
+MOST_BIAS = 100  # OpenAI's own limit; what bans tokens may be less than -100
 MOST_STOPS = 64  # texts: each of them is looked for at each new token of the answer, while all others wait
 
 
@@ -55,6 +56,8 @@ def _logit_bias(value: Any) -> dict[str, float] | None:
         return None
     if not isinstance(value, dict) or not all(type(bias) in (int, float) for bias in value.values()):
         raise ValueError("must be an object that has a number for each token id")
+    if not all(bias <= MOST_BIAS for bias in value.values()):  # NaN too
+        raise ValueError(f"must have numbers of at most {MOST_BIAS}")
     try:
         return {token: float(bias) for token, bias in value.items()}
     except OverflowError:
@@ -66,7 +69,14 @@ def _logit_bias(value: Any) -> dict[str, float] | None:
 LogitBias = Annotated[
     dict[str, float] | None,
     PlainValidator(_logit_bias),
-    WithJsonSchema({"anyOf": [{"type": "object", "additionalProperties": {"type": "number"}}, {"type": "null"}]}),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "object", "additionalProperties": {"type": "number", "maximum": MOST_BIAS}},
+                {"type": "null"},
+            ]
+        }
+    ),
 ]
 TokenIds = list[Annotated[int, Field(ge=0)]]
 
