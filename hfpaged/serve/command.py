@@ -55,8 +55,8 @@ def options_of(args: argparse.Namespace) -> ServeOptions:
     swallowed = [name for name in args.served_model_name[1:] if args.model is None and os.path.isdir(name)]
     if swallowed:
         raise InvalidConfigError(
-            f"--served-model-name takes all words behind it, {swallowed[0]} too, which is a folder; put the model first: "
-            f"hfpaged serve {swallowed[0]} --served-model-name NAME"
+            f"--served-model-name takes all words behind it, {swallowed[0]} too, which is a folder; put the model "
+            f"first: hfpaged serve {swallowed[0]} --served-model-name NAME"
         )
     return ServeOptions(
         api_keys=flag_types.api_keys(args.api_key, args.api_key_file, os.environ.get("HFPAGED_API_KEY")),
