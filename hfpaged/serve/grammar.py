@@ -15,7 +15,7 @@ from typing import Any
 from hfpaged.serve.http_errors import ApiError
 
 # As much white space as people indent with. A model that may go on with spaces for ever sometimes does.
-JSON_OPTIONS = {"whitespace_pattern": r"[\x20\n\t]{1,32}"}
+JSON_OPTIONS = {"whitespace_pattern": r"\n?[\x20\t]{1,16}|\n"}
 # llguidance works on a schema with much more for minutes: its time grows with the square of what lies side by side.
 MOST_PARTS, MOST_LEVELS, MOST_GRAMMAR = 1000, 100, 1 << 16
 _PARTS = ("properties", "patternProperties", "required", "anyOf", "oneOf", "allOf")

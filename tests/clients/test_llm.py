@@ -67,6 +67,6 @@ def test_a_completion_model_goes_on_with_the_text(llm):
 
 
 def test_a_schema_is_kept(llm):
-    made = llm("-m", "served", "Invent a dog", "--schema", "barks bool, legs int", *options(48))
+    made = llm("-m", "served", "Invent a dog", "--schema", "barks bool, legs int", *options(96))
     dog = json.loads(made.stdout)
     assert {name: type(value) for name, value in dog.items()} == {"barks": bool, "legs": int}
