@@ -72,7 +72,9 @@ def _in_words_of_api(error: Exception, fields: Mapping[str, str], longest: int |
     text = re.sub(r"\b(do_sample=True|\w+)", lambda found: names.get(found[0], found[0]), str(error))
     if isinstance(error, RequestTooLongError):
         if longest is not None:  # the words by which clients know this error
-            text = f"This model's maximum context length is {longest} tokens, and {text}"
+            text = f"This model's maximum context length is {longest} tokens: {text}"
+        text = text.replace("set max_model_len=", "have the server started with a longer --max-model-len")
+        text = text.replace("give it more (memory= or num_blocks=)", "have it started with more --kv-cache-memory")
         return ApiError(400, text, code="context_length_exceeded", param=prompt)
     named = {*SamplingBody.model_fields, "max_tokens", "prompt", *fields}
     param = next((word for word in re.findall(r"\w+", text) if word in named), None)

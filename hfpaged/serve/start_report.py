@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from hfpaged.compat import model_name
 from hfpaged.config import format_bytes
 from hfpaged.engine.batcher import ContinuousBatcher
 from hfpaged.serve.options import ServeOptions
@@ -19,7 +20,7 @@ def figures(batcher: ContinuousBatcher, options: ServeOptions, url: str) -> dict
     """Bytes and counts, None for what was not measured."""
     told = batcher.describe()
     return {
-        "model": told["model"],
+        "model": (options.served_model_names or (model_name(batcher.model),))[0],
         "device": str(batcher.model.device),
         "weights_bytes": batcher.model.get_memory_footprint(),
         "activation_peak_bytes": told["activation_bytes"],
