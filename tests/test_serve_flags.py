@@ -53,8 +53,8 @@ def test_the_issue_finds_all_its_flags():
     asked = (
         "host port api-key api-key-file served-model-name dtype device kv-cache-dtype block-size "
         "gpu-memory-utilization kv-cache-memory max-model-len max-num-seqs max-num-batched-tokens "
-        "enable-prefix-caching no-enable-prefix-caching no-prefix-caching max-num-queued-requests request-timeout "
-        "window sinks adapter metrics-compat otlp-endpoint log-level log-json shutdown-timeout send-timeout "
+        "enable-prefix-caching no-enable-prefix-caching no-prefix-caching max-num-queued-requests scheduling-policy "
+        "request-timeout window sinks adapter metrics-compat otlp-endpoint log-level log-json shutdown-timeout send-timeout "
         "max-request-bytes record-prompts"
     )
     there = {name for flag in flags() for name in flag.option_strings}
@@ -87,6 +87,7 @@ def test_a_line_that_was_made_for_vllm_is_understood(monkeypatch):
 def test_bytes_of_the_pool_stand_above_a_share():
     assert command.sizes_of(parsed("--kv-cache-memory", "2GiB"))["memory"] == 2 << 30
     assert command.sizes_of(parsed("--no-prefix-caching"))["prefix_sharing"] is False
+    assert command.sizes_of(parsed("--scheduling-policy", "priority"))["policy"] == "priority"
     assert command.options_of(parsed("--adapter", "a=x/y", "--adapter", "b=z")).adapters == {"a": "x/y", "b": "z"}
 
 

@@ -87,4 +87,5 @@ def sizes_of(args: argparse.Namespace) -> dict[str, object]:
         "max_model_len": args.max_model_len,
         "prefix_sharing": args.enable_prefix_caching,
         "max_num_queued_requests": args.max_num_queued_requests,
+        "policy": args.scheduling_policy,
     }

@@ -125,6 +125,10 @@ def _scheduling(group: argparse._ArgumentGroup) -> None:
          "beyond those that run, so many may wait; others get 429 at once",
          "1024: a queue that never refuses hides an overload until clients give up",
          type=types.count_or_none, default=1024, metavar="N")  # fmt: skip
+    _add(group, "--scheduling-policy",
+         "who is next: in order of arrival, or first by the `priority` of requests, the smaller the sooner",
+         "fcfs: a client could put itself before all others",
+         choices=("fcfs", "priority"), default="fcfs")  # fmt: skip
 
 
 def _limits(group: argparse._ArgumentGroup) -> None:
