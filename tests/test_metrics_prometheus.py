@@ -224,7 +224,7 @@ def test_pools_that_have_seen_no_key_and_caches_of_a_config_are_fine(registry, m
 def test_what_is_tried_out_while_a_batcher_is_made_is_no_pool_of_anybody(registry, model):
     seen = []
     with mock.patch(
-        "hfpaged.engine.trial._are_close", side_effect=lambda *args: seen.append(scraped(registry, model)) or True
+        "hfpaged.engine.trial.are_close", side_effect=lambda *args: seen.append(scraped(registry, model)) or True
     ):
         batcher = batcher_of(model, num_blocks=40)
     assert seen

@@ -122,7 +122,7 @@ def test_the_command_line_says_what_cannot_be_asked_for(monkeypatch, capsys, var
 def use(monkeypatch, name, run):
     """This as the run() of a command."""
     command = types.SimpleNamespace(add_parser=lambda subparsers: subparsers.add_parser(name), run=run)
-    monkeypatch.setitem(cli.sys.modules, f"hfpaged.{name}", command)
+    monkeypatch.setitem(cli.sys.modules, cli._HOME_OF.get(name, f"hfpaged.{name}"), command)
 
 
 @pytest.mark.parametrize("name", cli.COMMANDS)
