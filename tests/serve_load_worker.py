@@ -5,6 +5,7 @@ python serve_load_worker.py PORT
 
 from __future__ import annotations
 
+import copy
 import json
 import sys
 
@@ -32,7 +33,7 @@ TEMPLATE = (
 
 def make_model() -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """The same weights in each process."""
-    tokenizer = tiny_tokenizers.byte_level()
+    tokenizer = copy.deepcopy(tiny_tokenizers.byte_level())  # which others in this process have too
     tokenizer.chat_template = TEMPLATE
     model = tiny_models.make("llama", vocab_size=len(tokenizer), max_position_embeddings=LENGTH)
     return model.eval(), tokenizer
