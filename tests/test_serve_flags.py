@@ -52,10 +52,10 @@ def test_each_flag_has_a_line_and_the_reason_of_its_default():
 def test_the_issue_finds_all_its_flags():
     asked = (
         "host port api-key api-key-file served-model-name dtype device kv-cache-dtype block-size "
-        "gpu-memory-utilization kv-cache-memory max-model-len max-num-seqs max-num-batched-tokens enable- "
-        "prefix-caching no-enable-prefix-caching no-prefix-caching max-num-queued-requests scheduling-policy "
-        "request-timeout window sinks adapter metrics-compat otlp-endpoint log-level log-json shutdown- "
-        "timeout send-timeout max-request-bytes record-prompts"
+        "gpu-memory-utilization kv-cache-memory max-model-len max-num-seqs max-num-batched-tokens "
+        "enable-prefix-caching no-enable-prefix-caching no-prefix-caching max-num-queued-requests "
+        "scheduling-policy request-timeout window sinks adapter metrics-compat otlp-endpoint log-level "
+        "log-json shutdown-timeout send-timeout max-request-bytes record-prompts"
     )
     there = {name for flag in flags() for name in flag.option_strings}
     assert there == {f"--{name}" for name in asked.split()}
