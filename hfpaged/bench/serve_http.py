@@ -1,14 +1,18 @@
-"""Rows http and loop: the same requests to the batcher in process, and to a server around it by a process of clients.
+"""Rows http and loop: the same streams of the batcher in process, and of a server around it by a process of clients.
 
 Client and server share the cores of this machine, as the batcher in process does not.
 """
 
 from __future__ import annotations
 
+import asyncio
 import statistics
 import time
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
+
+from transformers import GenerationConfig
 
 from hfpaged.bench.batch_ours import batcher_of, greedy
 from hfpaged.bench.batch_workload import Workload, mixed
@@ -95,11 +99,23 @@ def _runs(setting: Setting, shape: Shape) -> Both:
 
 
 def _inside(setting: Setting, workload: Workload) -> Side:
+    """Streams here too: what HTTP costs is not to be mixed up with what it costs to come one after the other."""
     with batcher_of(setting, POOL, tokenizer=setting.tokenizer) as batcher:
+        texts, seconds = asyncio.run(_streams(batcher, workload))
+    return Side(texts, workload.tokens / seconds)
+
+
+async def _streams(batcher: Any, workload: Workload) -> tuple[list[str], float]:
+    """The texts, and the seconds from the first request to the end of the last one."""
+    async with batcher.running() as engine:
+
+        async def text_of(prompt: list[int], config: GenerationConfig) -> str:
+            return "".join([event.text async for event in engine.stream(prompt, config)])
+
         start = time.perf_counter()
-        outputs = batcher.generate(workload.prompts, generation_config=greedy(workload))
-        seconds = time.perf_counter() - start
-        return Side([output.text for output in outputs], workload.tokens / seconds)
+        asked = zip(workload.prompts, greedy(workload), strict=True)
+        texts = await asyncio.gather(*(text_of(prompt, config) for prompt, config in asked))
+        return list(texts), time.perf_counter() - start
 
 
 def _served(setting: Setting, workload: Workload) -> Side:
