@@ -76,17 +76,24 @@ def _check_characters(body: bytes) -> None:
     if not is_utf8:
         raise ApiError(400, "the body is not UTF-8, which JSON is sent in; encode it so", code="invalid_json")
     found = next((match for match in _HALVES.finditer(body) if match[1]), None)
-    if found is None:
-        return
-    try:
-        json.dumps(json.loads(body), ensure_ascii=False).encode()
-    except UnicodeEncodeError:
+    if found is not None and _has_half_characters(body):
         raise ApiError(
             400, f"the body has {found[1].decode()}, which is half of a character; send both halves, or neither",
             code="invalid_json",
-        ) from None  # fmt: skip
-    except (ValueError, RecursionError):  # no JSON at all, which whoever parses it will tell
-        pass
+        )  # fmt: skip
+
+
+def _has_half_characters(body: bytes) -> bool:
+    """Whether its texts cannot be written as UTF-8. What is no JSON has no texts: whoever parses it tells what is wrong
+    with it.
+    """
+    try:
+        json.dumps(json.loads(body), ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return True
+    except (ValueError, RecursionError):
+        return False
+    return False
 
 
 def replayed(message: Message, receive: Receive) -> Receive:
