@@ -6,7 +6,8 @@ import pytest
 import tiny_models
 from served import assert_nothing_left, served
 
-from hfpaged import ContinuousBatcher
+from hfpaged import ContinuousBatcher, InvalidConfigError
+from hfpaged.serve import ServeOptions, build_app
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -31,3 +32,11 @@ def test_what_is_left_is_seen(batcher):
     batcher.step()
     batcher.loop.end_all()
     assert_nothing_left(batcher)
+
+
+def test_a_name_of_both_the_model_and_an_adapter_is_refused(batcher):
+    with pytest.raises(InvalidConfigError, match="'mine' is a name of the model and of an adapter"):
+        ServeOptions(served_model_names=("mine",), adapters={"mine": "folder"})
+    name = build_app(batcher).state.service.model_names[0]
+    with pytest.raises(InvalidConfigError, match="use two names"):
+        build_app(batcher, ServeOptions(adapters={name: "folder"}))

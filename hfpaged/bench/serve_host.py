@@ -52,10 +52,11 @@ def hosting(batcher: Any) -> Iterator[tuple[str, Pulse]]:
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         app = build_app(batcher)
-        server = Server(Config(app, app.state.service, log_config=None), app.state.service, lambda: None)
+        ready = threading.Event()
+        server = Server(Config(app, app.state.service, log_config=None), app.state.service, ready.set)
         thread = threading.Thread(target=_serve, args=(server, listening, pulse), name="server", daemon=True)
         thread.start()
-        _wait(server, thread)
+        _wait(ready, thread)
         try:
             yield f"http://127.0.0.1:{listening.getsockname()[1]}", pulse
         finally:
@@ -85,9 +86,9 @@ def _new_loop() -> asyncio.AbstractEventLoop:
     return loop
 
 
-def _wait(server: Server, thread: threading.Thread) -> None:
+def _wait(ready: threading.Event, thread: threading.Thread) -> None:
+    """Until it is warm, as /ready tells clients: what is made once at the start is no block of requests' time."""
     end = time.monotonic() + PATIENCE
-    while not server.started:
+    while not ready.wait(0.05):
         if not thread.is_alive() or time.monotonic() > end:
             raise RuntimeError("the server did not start; its log says why")
-        time.sleep(0.01)

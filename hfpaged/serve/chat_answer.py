@@ -20,14 +20,18 @@ from hfpaged.serve.logprob_text import TokenTexts, chat_logprobs
 from hfpaged.serve.sampling import eos_token_ids, new_tokens, sampling_settings
 from hfpaged.serve.schemas.chat import ChatBody, TemplateBody
 from hfpaged.serve.service import Service
-from hfpaged.serve.tool_choice import tool_choice_of
+from hfpaged.serve.tool_choice import ToolChoice, tool_choice_of
 from hfpaged.serve.usage import usage_of
 
 
 def prompt_of(
-    messages: Sequence[Mapping[str, Any]], body: TemplateBody, service: Service, **more: Any
-) -> ChatPrompt:  # fmt: skip
-    """The prompt that messages make, as `body` says; `more` are arguments of `chat_prompt`. Raises ApiError."""
+    messages: Sequence[Mapping[str, Any]], body: TemplateBody, service: Service, choice: ToolChoice | None = None
+) -> ChatPrompt:
+    """The prompt that messages make, as `body` says; `choice` is what it says of tools, where that has been read.
+
+    Raises ApiError.
+    """
+    choice = choice or tool_choice_of(body.tools, body.tool_choice)
     if body.chat_template is not None:
         raise ApiError(400, "this server writes prompts by the model's own chat template only; leave chat_template out",
                        code="unsupported", param="chat_template")  # fmt: skip
@@ -36,7 +40,7 @@ def prompt_of(
     return chat_prompt(
         service.tokenizer, messages, add_generation_prompt=not continues if begins is None else begins,
         continue_final_message=continues, add_special_tokens=bool(body.add_special_tokens),
-        template_kwargs=body.chat_template_kwargs, tools=tool_choice_of(body.tools, body.tool_choice).told, **more,
+        template_kwargs=body.chat_template_kwargs, tools=choice.told,
     )  # fmt: skip
 
 
@@ -61,8 +65,8 @@ class ChatAnswer:
     def submissions(self) -> Iterable[Submission]:
         """Raises ApiError."""
         settings = sampling_settings(self.body, self._service)
-        prompt = prompt_of(self.body.messages, self.body, self._service)
         choice = tool_choice_of(self.body.tools, self.body.tool_choice, self.body.parallel_tool_calls)
+        prompt = prompt_of(self.body.messages, self.body, self._service, choice)
         self._plan = plan_answer(self._service, prompt, choice, self.body.formats)
         settings = with_end(settings | self._plan.settings, self._service.tokenizer, self._service.batcher.model)
         if self.num_logprobs is not None:

@@ -12,7 +12,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hfpaged.serve.http_errors import ApiError
+from hfpaged.serve.http_errors import ApiError, invalid
 
 # As much white space as people indent with. A model that may go on with spaces for ever sometimes does.
 JSON_OPTIONS = {"whitespace_pattern": r"\n?[\x20\t]{1,16}|\n"}
@@ -42,7 +42,7 @@ def grammar_of(fields: Mapping[str, Any]) -> str | None:
     """
     asked = {name: value for name, value in _asked(fields).items() if value is not None}
     if len(asked) > 1:
-        raise _invalid(f"an answer has one format, and this request asks for {len(asked)}: {', '.join(asked)}",
+        raise invalid(f"an answer has one format, and this request asks for {len(asked)}: {', '.join(asked)}",
                        next(iter(asked)))  # fmt: skip
     for name, value in asked.items():
         return response_format_grammar(value, name) if name == "response_format" else _grammar(name, value)
@@ -56,7 +56,7 @@ def response_format_grammar(given: Any, param: str = "response_format") -> str |
     """
     kind = given.get("type") if isinstance(given, Mapping) else given
     if not isinstance(given, Mapping) or kind not in ("text", "json_object", "json_schema"):
-        raise _invalid(f"{param}.type is {kind!r}; use text, json_object or json_schema", param)
+        raise invalid(f"{param}.type is {kind!r}; use text, json_object or json_schema", param)
     if kind == "text":
         return None
     if kind == "json_object":
@@ -64,7 +64,7 @@ def response_format_grammar(given: Any, param: str = "response_format") -> str |
     inner = given.get("json_schema", given)  # /v1/responses has no level between
     schema = inner.get("schema") if isinstance(inner, Mapping) else None
     if not isinstance(schema, Mapping):
-        raise _invalid(f"{param} of type json_schema needs a `schema` that is an object", param)
+        raise invalid(f"{param} of type json_schema needs a `schema` that is an object", param)
     check_size(schema, param)
     return json_grammar(schema)
 
@@ -75,12 +75,12 @@ def check_size(schema: Any, param: str) -> None:
     while left:
         value, level = left.pop()
         if level > MOST_LEVELS:
-            raise _invalid(f"{param} has more than {MOST_LEVELS} levels; make it flatter", param)
+            raise invalid(f"{param} has more than {MOST_LEVELS} levels; make it flatter", param)
         if isinstance(value, Mapping):
             for name in _PARTS:
                 part = value.get(name)
                 if isinstance(part, (Mapping, list)) and len(part) > MOST_PARTS:
-                    raise _invalid(f"{name} of a schema in {param} has {len(part)} entries, and may have {MOST_PARTS}; "
+                    raise invalid(f"{name} of a schema in {param} has {len(part)} entries, and may have {MOST_PARTS}; "
                                    "use fewer", param)  # fmt: skip
             left += [(part, level + 1) for part in value.values()]
         elif isinstance(value, list):
@@ -109,7 +109,7 @@ def _asked(fields: Mapping[str, Any]) -> dict[str, Any]:
         found = {}
     nested = fields.get("structured_outputs")
     if not (nested is None or isinstance(nested, Mapping)):
-        raise _invalid("structured_outputs is an object", "structured_outputs")
+        raise invalid("structured_outputs is an object", "structured_outputs")
     found |= {f"guided_{kind}": fields.get(f"guided_{kind}") for kind in _KINDS}
     found |= {f"structured_outputs.{kind}": (nested or {}).get(kind) for kind in _KINDS}
     for name in ("guided_json_object", "structured_outputs.json_object"):
@@ -127,9 +127,9 @@ def _grammar(name: str, value: Any) -> str:
     if kind == "choice":
         return lark_grammar(_choice(name, value))
     if not isinstance(value, str):
-        raise _invalid(f"{name} is text, not {type(value).__name__}", name)
+        raise invalid(f"{name} is text, not {type(value).__name__}", name)
     if len(value) > MOST_GRAMMAR:
-        raise _invalid(f"{name} has {len(value)} characters, and may have {MOST_GRAMMAR}; make it shorter", name)
+        raise invalid(f"{name} has {len(value)} characters, and may have {MOST_GRAMMAR}; make it shorter", name)
     if kind == "regex":
         return str(llguidance().LLMatcher.grammar_from_regex(value))
     return lark_grammar(value)
@@ -139,9 +139,9 @@ def _schema(name: str, value: Any) -> Mapping[str, Any]:
     try:
         schema = json.loads(value) if isinstance(value, str) else value
     except (ValueError, RecursionError) as error:
-        raise _invalid(f"{name} is no JSON: {error}", name) from error
+        raise invalid(f"{name} is no JSON: {error}", name) from error
     if not isinstance(schema, Mapping):
-        raise _invalid(f"{name} is a JSON schema, an object, not {type(schema).__name__}", name)
+        raise invalid(f"{name} is a JSON schema, an object, not {type(schema).__name__}", name)
     check_size(schema, name)
     return schema
 
@@ -149,13 +149,9 @@ def _schema(name: str, value: Any) -> Mapping[str, Any]:
 def _choice(name: str, value: Any) -> str:
     is_texts = isinstance(value, Sequence) and not isinstance(value, str) and all(isinstance(v, str) for v in value)
     if not is_texts or not value:
-        raise _invalid(f"{name} is a list of one or more texts", name)
+        raise invalid(f"{name} is a list of one or more texts", name)
     # A terminal, and not rules, of which only some 2000 can be followed at once.
     options = " | ".join(json.dumps(text, ensure_ascii=False) for text in value if text)
     if "" in value:
         return "start: CHOICE?\nCHOICE: " + options if options else 'start: ""'
     return "start: CHOICE\nCHOICE: " + options
-
-
-def _invalid(message: str, param: str) -> ApiError:
-    return ApiError(400, message, code="invalid_value", param=param)

@@ -65,6 +65,11 @@ class ApiError(Exception):
         return Response(json_bytes(self.body), self.status, self.headers, media_type="application/json")
 
 
+def invalid(message: str, param: str) -> ApiError:
+    """400 for a field whose value cannot be."""
+    return ApiError(400, message, code="invalid_value", param=param)
+
+
 def api_error(error: BaseException) -> ApiError:
     """What a client is told of an error. One that nobody expected is logged here, and told without its details."""
     if isinstance(error, ApiError):
@@ -73,6 +78,8 @@ def api_error(error: BaseException) -> ApiError:
         return error.__cause__
     for kind, (status, code) in _KINDS.items():
         if isinstance(error, kind):
+            if kind is InvalidLogitsError:  # it may be the model that is broken, which clients cannot mend
+                logger.warning("a request failed: %s", error)
             return ApiError(status, str(error), code=code)
     logger.error("a request failed", exc_info=error)
     return ApiError(500, "the server failed at this request; its log says why", code="internal_error")

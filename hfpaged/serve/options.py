@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from hfpaged.errors import InvalidConfigError
@@ -52,5 +52,10 @@ class ServeOptions:
                 raise InvalidConfigError(f"{name}={value} leaves nothing; use more than 0")
         if self.shutdown_timeout < 0:
             raise InvalidConfigError(f"shutdown_timeout={self.shutdown_timeout} is no time; use 0 or more seconds")
-        if both := set(self.served_model_names) & set(self.adapters):
-            raise InvalidConfigError(f"{sorted(both)[0]!r} is a name of the model and of an adapter; use two names")
+        check_names(self.served_model_names, self.adapters)
+
+
+def check_names(models: Iterable[str], adapters: Iterable[str]) -> None:
+    """Raises InvalidConfigError for a name that a model and an adapter have: requests choose by names."""
+    if both := set(models) & set(adapters):
+        raise InvalidConfigError(f"{sorted(both)[0]!r} is a name of the model and of an adapter; use two names")

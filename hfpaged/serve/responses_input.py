@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hfpaged.serve.chat_messages import text_of
-from hfpaged.serve.http_errors import ApiError
+from hfpaged.serve.http_errors import invalid
 
 Message = dict[str, Any]
 
@@ -20,7 +20,7 @@ def messages_of(given: Any, instructions: str | None) -> list[Message]:
         for index, item in enumerate(given):
             _add(found, item, f"input[{index}]")
     else:
-        raise _invalid("input is a text, or a list of one or more items", "input")
+        raise invalid("input is a text, or a list of one or more items", "input")
     return found if not instructions else _instructed(found, instructions)
 
 
@@ -34,12 +34,12 @@ def _instructed(messages: list[Message], instructions: str) -> list[Message]:
 
 def _add(messages: list[Message], item: Any, where: str) -> None:
     if not isinstance(item, Mapping):
-        raise _invalid(f"{where} is an object", where)
+        raise invalid(f"{where} is an object", where)
     kind = item.get("type", "message")
     if kind == "message":
         role = item.get("role")
         if not isinstance(role, str) or not role:
-            raise _invalid(f"{where}.role is one of system, developer, user and assistant", f"{where}.role")
+            raise invalid(f"{where}.role is one of system, developer, user and assistant", f"{where}.role")
         messages.append({"role": role, "content": text_of(item.get("content"), f"{where}.content")})
     elif kind == "function_call":
         _add_call(messages, item, where)
@@ -47,7 +47,7 @@ def _add(messages: list[Message], item: Any, where: str) -> None:
         output = text_of(item.get("output"), f"{where}.output")
         messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": output})
     elif kind != "reasoning":  # which templates take from earlier answers, or leave out
-        raise _invalid(
+        raise invalid(
             f"{where} is of type {kind!r}; this server reads message, function_call, function_call_output and "
             "reasoning", where,
         )  # fmt: skip
@@ -57,14 +57,10 @@ def _add_call(messages: list[Message], item: Mapping[str, Any], where: str) -> N
     """Calls of one answer are one message."""
     name, arguments = item.get("name"), item.get("arguments", "{}")
     if not isinstance(name, str) or not isinstance(arguments, str):
-        raise _invalid(f"{where} has a name, and arguments that are JSON in a text", where)
+        raise invalid(f"{where} has a name, and arguments that are JSON in a text", where)
     call = {"id": item.get("call_id"), "type": "function", "function": {"name": name, "arguments": arguments}}
     last = messages[-1] if messages else None
     if last is None or last["role"] != "assistant":
         last = {"role": "assistant", "content": None}
         messages.append(last)
     last.setdefault("tool_calls", []).append(call)
-
-
-def _invalid(message: str, param: str) -> ApiError:
-    return ApiError(400, message, code="invalid_value", param=param)

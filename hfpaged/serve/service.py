@@ -21,7 +21,7 @@ from hfpaged.serve.deadline import Deadline, stopping
 from hfpaged.serve.grammar_processor import warm_up_grammars
 from hfpaged.serve.http_errors import ApiError
 from hfpaged.serve.metrics import watching
-from hfpaged.serve.options import BYTES_OF_TOKEN, MIN_BODY_BYTES, ServeOptions
+from hfpaged.serve.options import BYTES_OF_TOKEN, MIN_BODY_BYTES, ServeOptions, check_names
 
 logger = logging.getLogger("hfpaged")
 
@@ -46,6 +46,7 @@ class Service:
         self.keys = KeyRing(options.api_keys, options.salt_secret)
         self.registry, self.created = CollectorRegistry(), int(time.time())
         self._num_answers = 0
+        check_names(self.model_names, options.adapters)
         self._stopped = asyncio.Event()  # the time of those who have not ended is over
 
     @property

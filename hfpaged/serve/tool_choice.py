@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from hfpaged.serve.grammar import check_size
-from hfpaged.serve.http_errors import ApiError
+from hfpaged.serve.http_errors import invalid
 
 Tool = dict[str, Any]  # {"type": "function", "function": {"name", "description", "parameters"}}
 
@@ -28,13 +28,13 @@ def tool_choice_of(tools: Any, choice: Any = None, parallel: Any = None) -> Tool
     if name in ("auto", None) or not (known or name):
         return ToolChoice(known, (), parallel is not False)
     if not known:
-        raise _invalid("tool_choice wants a call, and there are no tools; send some, or leave it out", "tool_choice")
+        raise invalid("tool_choice wants a call, and there are no tools; send some, or leave it out", "tool_choice")
     if name == "required":
         return ToolChoice(known, known, parallel is not False)
     must = tuple(tool for tool in known if tool["function"]["name"] == name.removeprefix("function "))
     if not must:
         names = ", ".join(tool["function"]["name"] for tool in known)
-        raise _invalid(f"tool_choice names {name}, and the tools are {names}; choose one of them", "tool_choice")
+        raise invalid(f"tool_choice names {name}, and the tools are {names}; choose one of them", "tool_choice")
     return ToolChoice(known, must, several=False)
 
 
@@ -45,7 +45,7 @@ def _chosen(choice: Any) -> str | None:
     inner = choice.get("function", choice) if isinstance(choice, Mapping) and choice.get("type") == "function" else None
     name = inner.get("name") if isinstance(inner, Mapping) else None
     if not isinstance(name, str):
-        raise _invalid(
+        raise invalid(
             'tool_choice is none, auto, required or {"type": "function", "function": {"name": "..."}}, not '
             f"{_short(choice)}", "tool_choice",
         )  # fmt: skip
@@ -56,7 +56,7 @@ def _tools(given: Any) -> tuple[Tool, ...]:
     if given is None:
         return ()
     if not isinstance(given, Sequence) or isinstance(given, str):
-        raise _invalid("tools is a list", "tools")
+        raise invalid("tools is a list", "tools")
     return tuple(_tool(tool, f"tools[{index}]") for index, tool in enumerate(given))
 
 
@@ -64,16 +64,16 @@ def _tool(tool: Any, where: str) -> Tool:
     """In the shape of chat completions; /v1/responses has no level between."""
     kind = tool.get("type") if isinstance(tool, Mapping) else None
     if kind != "function":
-        raise _invalid(f'{where} is of type {kind!r}; this server knows tools of type "function" only', where)
+        raise invalid(f'{where} is of type {kind!r}; this server knows tools of type "function" only', where)
     inner = tool.get("function", {key: value for key, value in tool.items() if key != "type"})
     name = inner.get("name") if isinstance(inner, Mapping) else None
     if not isinstance(name, str) or not name:
-        raise _invalid(f"{where} is a function without a name", where)
+        raise invalid(f"{where} is a function without a name", where)
     parameters = inner.get("parameters")
     if not (parameters is None or isinstance(parameters, Mapping)):
-        raise _invalid(f"the parameters of {where} are a JSON schema, an object", where)
+        raise invalid(f"the parameters of {where} are a JSON schema, an object", where)
     if not isinstance((parameters or {}).get("properties") or {}, Mapping):
-        raise _invalid(f"the properties of the parameters of {where} are an object", where)
+        raise invalid(f"the properties of the parameters of {where} are an object", where)
     check_size(parameters, where)
     return {"type": "function", "function": {key: value for key, value in inner.items() if value is not None}}
 
@@ -81,7 +81,3 @@ def _tool(tool: Any, where: str) -> Tool:
 def _short(value: Any) -> str:
     text = repr(value)
     return text if len(text) < 80 else text[:77] + "..."
-
-
-def _invalid(message: str, param: str) -> ApiError:
-    return ApiError(400, message, code="invalid_value", param=param)

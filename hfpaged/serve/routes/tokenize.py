@@ -37,7 +37,8 @@ def _tokenized(body: TokenizeBody, service: Service) -> dict[str, Any]:
     """Raises ApiError."""
     service.adapter(body.model)
     token_ids = _token_ids(body, service)
-    strings = [TokenTexts(service.tokenizer).text(token) for token in token_ids] if body.return_token_strs else None
+    texts = TokenTexts(service.tokenizer)
+    strings = [texts.text(token) for token in token_ids] if body.return_token_strs else None
     longest = service.batcher.limits.get("max_model_len")
     return {"count": len(token_ids), "max_model_len": longest, "tokens": token_ids, "token_strs": strings}
 
