@@ -141,7 +141,8 @@ class MemoryMap:
 
     def _repr_png_(self) -> bytes | None:
         """What a notebook shows of a map; without matplotlib it shows the text."""
-        from hfpaged.memory_plot import can_plot, png
+        from hfpaged.memory_plot import png
+        from hfpaged.picture import can_plot
 
         return png(self) if can_plot() else None
 

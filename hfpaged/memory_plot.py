@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import os
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hfpaged.errors import InvalidConfigError
 from hfpaged.memory_grid import CACHED, FREE, OTHERS, UNUSED, MemoryGrid, grid_of
+from hfpaged.picture import DPI, can_plot, check_png, save
 
 if TYPE_CHECKING:
     from hfpaged.memory_map import MemoryMap
@@ -20,12 +20,6 @@ COLOURS = {OTHERS[0]: "#808080", OTHERS[1]: "#A4A4A4", CACHED: "#D6D6D6", FREE: 
 LINES = "#BDBDBD"
 MARK = "#202020"
 CELL, GRID, LEGEND_LINE = 0.19, 3.2, 0.17  # inches: of a cell at least, of a grid's width at least
-DPI = 120
-
-
-def can_plot() -> bool:
-    """Whether matplotlib is there."""
-    return importlib.util.find_spec("matplotlib") is not None
 
 
 def draw(memory: MemoryMap, path: str | os.PathLike[str] | None) -> Any:
@@ -34,14 +28,14 @@ def draw(memory: MemoryMap, path: str | os.PathLike[str] | None) -> Any:
 
     Raises InvalidConfigError without matplotlib, and for a path that does not end with .png.
     """
-    if path is not None and Path(path).suffix.lower() != ".png":
-        raise InvalidConfigError(f"plot({str(path)!r}): only PNG is drawn; give a name that ends with .png")
-    if not can_plot():
+    if path is not None:
+        check_png(f"plot({str(path)!r})", Path(path))
+    elif not can_plot():
         raise InvalidConfigError("plot() needs matplotlib, which is missing; pip install 'hfpaged[plot]'")
     figure = _figure(memory)
     if path is None:
         return figure
-    figure.savefig(Path(path), format="png", dpi=DPI)
+    save(figure, Path(path))
     return None
 
 

@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from hfpaged.errors import InvalidConfigError
+from hfpaged.picture import check_png
 from hfpaged.quality import plot, report
 from hfpaged.quality.contexts import Context
 from hfpaged.quality.figures import Figures
@@ -202,8 +203,8 @@ def size_of_png(path):
 
 def test_a_plot_that_cannot_be_drawn_is_refused_with_the_remedy(monkeypatch):
     with pytest.raises(InvalidConfigError, match=r"only PNG is drawn; give a name that ends with .png"):
-        plot.check_plot("kl.pdf")
-    plot.check_plot("kl.PNG")
+        check_png("--plot kl.pdf", "kl.pdf")
+    check_png("--plot kl.PNG", "kl.PNG")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(InvalidConfigError, match=r"needs matplotlib, which is missing; pip install 'hfpaged\[plot\]'"):
-        plot.check_plot("kl.png")
+        check_png("--plot kl.png", "kl.png")

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 import hfpaged
+from hfpaged import json_file
 from hfpaged.bench import report, setting
 from hfpaged.bench.catalog import Row, choose
 from hfpaged.bench.result import Outcome, exit_code
@@ -37,9 +36,9 @@ def run(args: argparse.Namespace) -> int:
         outcomes = measure(subject, rows)
         header = subject.header()
     code = exit_code(outcomes, args.strict)
-    _print(header, outcomes)
+    _print(header, outcomes, args.json)
     if args.json:
-        Path(args.json).write_text(json.dumps(report.as_json(header, outcomes, code), indent=2) + "\n")
+        json_file.write(args.json, report.as_json(header, outcomes, code))
     return code
 
 
@@ -72,14 +71,14 @@ def _check(args: argparse.Namespace) -> None:
         raise InvalidConfigError(f"--rate {args.rate:g}: no request ever comes; use more than 0")
     if args.name is not None and args.model is not None:
         raise InvalidConfigError(f"{args.name!r} and --model {args.model!r} both name a model; give one")
-    if args.json and not Path(args.json).resolve().parent.is_dir():
-        raise InvalidConfigError(f"--json {args.json}: its folder does not exist; make it first")
+    json_file.check_folder("--json", args.json)
 
 
-def _print(header: dict[str, Any], outcomes: list[Outcome]) -> None:
-    console = Console()
+def _print(header: dict[str, Any], outcomes: list[Outcome], json_path: str | None) -> None:
+    file = json_file.for_people(json_path)
+    console = Console(file=file)
     if not console.is_terminal:
-        console = Console(width=WIDTH)
+        console = Console(file=file, width=WIDTH)
     for name, value in header.items():
         text = f"{value:,}" if name == "parameters" else str(value)
         console.print(f"{name:13} {text}", markup=False, highlight=False, soft_wrap=True)

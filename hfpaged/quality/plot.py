@@ -2,35 +2,22 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from hfpaged.errors import InvalidConfigError
+from hfpaged.picture import new_figure, save
 from hfpaged.quality.contexts import Context
 from hfpaged.quality.figures import Figures
 
 SMOOTHED = 8  # positions in one point of a line: single ones are too noisy to see anything
 
 
-def check_plot(path: str) -> None:
-    """Raises InvalidConfigError where the plot could not be drawn, before anything is measured."""
-    if not path.lower().endswith(".png"):
-        raise InvalidConfigError(f"--plot {path}: only PNG is drawn; give a name that ends with .png")
-    if importlib.util.find_spec("matplotlib") is None:
-        raise InvalidConfigError(f"--plot {path} needs matplotlib, which is missing; pip install 'hfpaged[plot]'")
-
-
 def draw(path: str | os.PathLike[str], all_figures: Sequence[Figures]) -> None:
-    """Write the plot. No state of matplotlib outside of this figure changes, and no display is needed."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
+    """Write the plot."""
     contexts = list(dict.fromkeys(figures.context for figures in all_figures))
-    figure = Figure(figsize=(5.5 * len(contexts), 4), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(5.5 * len(contexts), 4)
     panels = figure.subplots(1, len(contexts), squeeze=False, sharey=True)[0]
     for panel, context in zip(panels, contexts, strict=True):
         for figures in (one for one in all_figures if one.context == context):
@@ -39,7 +26,7 @@ def draw(path: str | os.PathLike[str], all_figures: Sequence[Figures]) -> None:
         panel.grid(alpha=0.3)
     panels[0].set_ylabel("KL divergence from the native cache (nats)")
     panels[-1].legend()
-    figure.savefig(Path(path), format="png", dpi=120)
+    save(figure, Path(path))
 
 
 def points(figures: Figures) -> tuple[list[float], list[float]]:

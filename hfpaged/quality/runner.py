@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 from rich.console import Console
 from transformers import PreTrainedModel
 
 import hfpaged
-from hfpaged import demo_model
+from hfpaged import demo_model, json_file
 from hfpaged.conditions import cpu_threads, quiet_transformers
 from hfpaged.errors import InvalidConfigError
 from hfpaged.kv_scales import LARGEST, KVScales
+from hfpaged.picture import check_png
 from hfpaged.quality import report
 from hfpaged.quality.calibration import calibrate
 from hfpaged.quality.contexts import Context, fit_all, parse_contexts
 from hfpaged.quality.corpus import Corpus, load_corpus
 from hfpaged.quality.examination import examine, rank
-from hfpaged.quality.plot import check_plot, draw
+from hfpaged.quality.plot import draw
 from hfpaged.quality.progress import progress
 from hfpaged.quality.report import Report
 from hfpaged.quality.sides import NATIVE, Side, parse_sides
@@ -56,9 +55,9 @@ def _run(
     if args.calibrate:
         return _calibrate(args.calibrate, subject, contexts, args.kv or CALIBRATED)
     found = _judge(args, subject, contexts, sides)
-    _print(found, contexts, subject)
+    _print(found, contexts, subject, args.json)
     if args.json:
-        Path(args.json).write_text(json.dumps(found.as_json(), indent=2, allow_nan=False) + "\n")
+        json_file.write(args.json, found.as_json())
     if args.plot:
         draw(args.plot, [one.figures for one in found.judged])
     return found.exit_code
@@ -100,11 +99,9 @@ def _check(args: argparse.Namespace) -> None:
     if args.calibrate and (args.kv or CALIBRATED) not in LARGEST:
         raise InvalidConfigError(f"--calibrate: {args.kv} has no static scales; use --kv {' or '.join(LARGEST)}")
     for name in ("json", "plot", "calibrate"):
-        path = getattr(args, name)
-        if path and not Path(path).resolve().parent.is_dir():
-            raise InvalidConfigError(f"--{name} {path}: its folder does not exist; make it first")
+        json_file.check_folder(f"--{name}", getattr(args, name))
     if args.plot:
-        check_plot(args.plot)
+        check_png(f"--plot {args.plot}", args.plot)
 
 
 def _scales(path: str | None) -> KVScales | None:
@@ -119,10 +116,11 @@ def _model_name(args: argparse.Namespace) -> str | None:
     return name
 
 
-def _print(found: Report, contexts: Sequence[Context], subject: Subject) -> None:
-    console = Console()
+def _print(found: Report, contexts: Sequence[Context], subject: Subject, json_path: str | None) -> None:
+    file = json_file.for_people(json_path)
+    console = Console(file=file)
     if not console.is_terminal:
-        console = Console(width=WIDTH)
+        console = Console(file=file, width=WIDTH)
     for name, value in found.header.items():
         text = f"{value:,}" if name == "parameters" else str(value)
         console.print(f"{name:13} {text}", markup=False, highlight=False, soft_wrap=True)
