@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
 import importlib.metadata
 import os
@@ -54,8 +55,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             code: int = args.run(args)
         sys.stdout.flush()
     except BrokenPipeError:  # whoever reads this, `head` say, has read enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left goes nowhere
+        _drop_output()
         return 141
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        _drop_output()
+        where = f" for {error.filename}" if error.filename else ""
+        print(f"hfpaged: error: the disk is full{where}; make room and run it again", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print("hfpaged: interrupted", file=sys.stderr)
         return 130
@@ -83,6 +91,11 @@ def build_parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
         else:
             subparsers.add_parser(name, help=line)
     return parser
+
+
+def _drop_output() -> None:
+    """What is left in the buffer of stdout goes nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class _Parser(argparse.ArgumentParser):

@@ -3,6 +3,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from pathlib import Path
 import types
 
 import pytest
@@ -73,6 +74,14 @@ def test_who_reads_no_further_gets_no_traceback(tmp_path):
     process.stdout.close()
     assert process.stderr.read() == ""
     assert process.wait() == 141
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device that is always full")
+def test_a_full_disk_is_one_line(tmp_path):
+    with open("/dev/full", "w") as full:
+        line = [sys.executable, "-m", "hfpaged", "telemetry", "export", str(tmp_path)]
+        done = subprocess.run(line, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (2, "hfpaged: error: the disk is full; make room and run it again\n")
 
 
 def test_a_bug_keeps_its_traceback(command):
