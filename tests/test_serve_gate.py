@@ -100,6 +100,19 @@ def test_each_key_opens(server, tenant):
     assert server.client.get("/v1/models", headers=bearer(tenant)).status_code == 200
 
 
+def test_pages_of_other_sites_ask_nothing_of_a_server_without_keys(batcher):
+    with served(batcher) as open_server:
+        for site, status in (("cross-site", 403), ("same-origin", 200), ("none", 200)):
+            answer = open_server.client.post("/v1/kv/reset", headers={"Sec-Fetch-Site": site})
+            assert answer.status_code == status, site
+        assert open_server.client.get("/health", headers={"Sec-Fetch-Site": "cross-site"}).status_code == 200
+
+
+def test_with_a_key_it_does_not_matter_where_a_request_comes_from(server):
+    answer = server.client.post("/v1/kv/reset", headers={"Sec-Fetch-Site": "cross-site"})
+    assert answer.status_code == 200
+
+
 @pytest.mark.parametrize("path", ["/nothing", "/v1/nothing", "/v1/chat/completions/more"])
 def test_a_path_that_is_none_is_none_with_and_without_a_key(server, path):
     without = server.client.get(path, headers={"Authorization": ""})

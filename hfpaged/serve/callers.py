@@ -24,9 +24,14 @@ class KeyRing:
         self._keys = {tenant: key.encode() for tenant, key in api_keys.items()}
         self._secret = secret or os.urandom(32)
 
+    @property
+    def is_needed(self) -> bool:
+        """Whether there is any key."""
+        return bool(self._keys)
+
     def caller(self, authorization: str | None) -> Caller:
         """By the header `Authorization: Bearer KEY`. Raises ApiError 401."""
-        if not self._keys:
+        if not self.is_needed:
             return Caller()
         scheme, _, given = (authorization or "").partition(" ")
         found = None
@@ -44,7 +49,7 @@ class KeyRing:
         """What the prefixes of a request are shared under: only with requests of the same key, and with a salt of the
         client's own only with those that have it too. It tells nothing of either.
         """
-        if not self._keys and cache_salt is None:
+        if not self.is_needed and cache_salt is None:
             return None
         parts = [self._keys.get(caller.tenant, b""), b"" if cache_salt is None else b"=" + cache_salt.encode()]
         text = b"".join(len(part).to_bytes(8, "big") + part for part in parts)

@@ -68,15 +68,20 @@ class Gate:
 
     def _check(self, scope: Scope, path: str) -> None:
         """Headers alone. Raises ApiError."""
-        size, authorization = 0, b""
+        size, authorization, site = 0, b"", b""
         for name, value in scope["headers"]:
             size += len(name) + len(value)
             if name == b"authorization":
                 authorization = value
+            elif name == b"sec-fetch-site":
+                site = value
         if size > self._service.options.max_header_bytes:
             raise too_many_headers(self._service.options.max_header_bytes)
         if path in self._guarded:
-            scope["hfpaged.caller"] = self._service.keys.caller(authorization.decode("latin-1"))
+            keys = self._service.keys
+            if site == b"cross-site" and not keys.is_needed:
+                raise foreign_page()
+            scope["hfpaged.caller"] = keys.caller(authorization.decode("latin-1"))
 
 
 def _as_get(scope: Scope) -> Scope:
@@ -91,6 +96,14 @@ def _path(scope: Scope) -> str:
     path: str = scope["path"]
     root: str = scope.get("root_path", "")
     return path.removeprefix(root) if path.startswith(root + "/") else path
+
+
+def foreign_page() -> ApiError:
+    """A browser says that a page of another site asks (Fetch Metadata, W3C): its user may know nothing of it."""
+    return ApiError(
+        403, "a page of another site asks, and this server lets in everybody who can reach it: start it with --api-key, "
+        "or ask from the page's own server", code="cross_site_request",
+    )  # fmt: skip
 
 
 def too_many_headers(limit: int) -> ApiError:
