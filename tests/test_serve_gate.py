@@ -100,8 +100,8 @@ def test_each_key_opens(server, tenant):
     assert server.client.get("/v1/models", headers=bearer(tenant)).status_code == 200
 
 
-def test_pages_of_other_sites_ask_nothing_of_a_server_without_keys(batcher):
-    with served(batcher) as open_server:
+def test_pages_of_other_sites_ask_nothing_of_a_server_without_keys():
+    with tiny_batcher() as batcher, served(batcher) as open_server:
         for site, status in (("cross-site", 403), ("same-origin", 200), ("none", 200)):
             answer = open_server.client.post("/v1/kv/reset", headers={"Sec-Fetch-Site": site})
             assert answer.status_code == status, site

@@ -101,7 +101,7 @@ def _path(scope: Scope) -> str:
 def foreign_page() -> ApiError:
     """A browser says that a page of another site asks (Fetch Metadata, W3C): its user may know nothing of it."""
     return ApiError(
-        403, "a page of another site asks, and this server lets in everybody who can reach it: start it with --api-key, "
+        403, "a page of another site asks, and this server lets in everybody who reaches it: start it with --api-key, "
         "or ask from the page's own server", code="cross_site_request",
     )  # fmt: skip
 
