@@ -1,0 +1,99 @@
+"""From what is known of a model's layers to the bytes of a pool's blocks, and to those of a dense cache."""
+
+from __future__ import annotations
+
+from hfpaged.config import DEFAULT_BLOCK_SIZE, check_block_size, check_count
+from hfpaged.errors import InvalidConfigError
+from hfpaged.layer_groups import LayerGroup, group_layers
+from hfpaged.planner.kv_formats import PlanFormat, check_dims, dtype_bytes, plan_format
+from hfpaged.planner.layout import PoolLayout
+from hfpaged.planner.model_facts import LayerKV, ModelFacts
+
+_PAGED = ("full", "sliding", "chunked")
+
+
+def layout_of(
+    facts: ModelFacts, kv_format: str = "auto", block_size: int = DEFAULT_BLOCK_SIZE, tp: int = 1,
+    window: int | None = None, dtype: str | None = None,
+) -> PoolLayout:  # fmt: skip
+    """The pool that hfpaged would make, on one of `tp` ranks. `window`: as in `PagedCache(model, window=)`; `dtype`:
+    what the model computes in, where that is not the one of its config.
+
+    Raises InvalidConfigError for formats, dtypes and sizes that cannot work.
+    """
+    check_block_size(block_size)
+    _check_tp(facts, tp)
+    fmt, computed = plan_format(kv_format), dtype or facts.dtype
+    groups = _groups(facts)
+    stores = {(place, _shape(facts.layers[layer], tp)) for group in groups for place, layer in enumerate(group.layers)}
+    shapes = [shape for _, shape in stores]
+    for _, key_dim, value_dim in shapes:
+        check_dims(fmt, key_dim, value_dim)
+    return PoolLayout(
+        fmt.name, block_size,
+        tuple(_shorter(group.window, window) for group in groups),
+        sum(fmt.block_bytes(*shape, block_size, computed) for shape in shapes),
+        -(-sum(layer.state_bytes for layer in facts.layers) // tp),
+        len(groups) * _residual_bytes(fmt, shapes, block_size, computed),
+    )  # fmt: skip
+
+
+def dense_bytes(facts: ModelFacts, tokens: int, tp: int = 1, dtype: str | None = None) -> int:
+    """Bytes of one sequence in transformers' DynamicCache: keys and values of `tokens` tokens in each layer, of the
+    last `window` - 1 in layers with a window, and the states.
+    """
+    _check_tp(facts, tp)
+    size = dtype_bytes(dtype or facts.dtype)
+    numbers = sum(
+        heads * (key_dim + value_dim) * _kept(layer, tokens)
+        for layer in facts.layers
+        for heads, key_dim, value_dim in [_shape(layer, tp)]
+    )
+    return numbers * size + -(-sum(layer.state_bytes for layer in facts.layers) // tp)
+
+
+def cross_bytes(facts: ModelFacts, encoder_tokens: int, tp: int = 1, dtype: str | None = None) -> int:
+    """Bytes of the keys and values of `encoder_tokens` tokens that one sequence's cross-attention reads; 0 for a model
+    without any. hfpaged leaves them to transformers' own cache.
+    """
+    _check_tp(facts, tp)
+    shapes = [_shape(layer, tp) for layer in facts.cross_layers]
+    numbers = sum(heads * (key_dim + value_dim) for heads, key_dim, value_dim in shapes)
+    return numbers * encoder_tokens * dtype_bytes(dtype or facts.dtype)
+
+
+def rank_heads(heads: int, tp: int) -> int:
+    """KV heads on each of `tp` ranks. Those that do not divide are replicated, as vLLM does: max(1, heads / tp)."""
+    return -(-heads // tp)
+
+
+def _groups(facts: ModelFacts) -> tuple[LayerGroup, ...]:
+    windows = {place: layer.window for place, layer in enumerate(facts.layers) if layer.kind in _PAGED}
+    chunked = {place for place, layer in enumerate(facts.layers) if layer.kind == "chunked"}
+    return group_layers({place: None if place in chunked else window for place, window in windows.items()})
+
+
+def _shape(layer: LayerKV, tp: int) -> tuple[int, int, int]:
+    return rank_heads(layer.kv_heads, tp), layer.key_dim, layer.value_dim
+
+
+def _residual_bytes(fmt: PlanFormat, shapes: list[tuple[int, int, int]], block_size: int, computed: str) -> int:
+    """Of the unfilled block of one group of one sequence."""
+    return sum(fmt.residual_bytes(*shape, block_size, computed) for shape in shapes)
+
+
+def _kept(layer: LayerKV, tokens: int) -> int:
+    return tokens if layer.window is None else min(tokens, layer.window - 1)
+
+
+def _shorter(own: int | None, given: int | None) -> int | None:
+    if given is None:
+        return own
+    return min(check_count("window", given, 1), own or given)
+
+
+def _check_tp(facts: ModelFacts, tp: int) -> None:
+    if not isinstance(tp, int) or tp < 1 or (facts.attention_heads and facts.attention_heads % tp):
+        raise InvalidConfigError(
+            f"tp={tp} does not divide the {facts.attention_heads} attention heads of {facts.name}; use one that does"
+        )
