@@ -47,4 +47,5 @@ class ModelFacts:
     vocab_size: int = 0
     max_positions: int | None = None
     config: dict[str, Any] = field(default_factory=dict, repr=False)  # of the part that generates, as in config.json
+    whole: dict[str, Any] = field(default_factory=dict, repr=False)  # all of config.json: towers, quantization_config
     folder: str | None = None  # where config.json lies; weights may lie beside it

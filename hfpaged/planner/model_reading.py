@@ -38,5 +38,6 @@ def facts_of(values: dict[str, Any], name: str, folder: Path | None = None) -> M
         vocab_size=int(fields.get("vocab", 0)),
         max_positions=fields.get("positions"),
         config=dict(values),
+        whole=dict(values),
         folder=None if folder is None else str(folder),
     )
