@@ -148,8 +148,11 @@ def test_sides_take_turns_and_each_is_first_in_its_turn():
 def test_the_ratio_is_that_of_medians_and_void_once_any_run_differs():
     theirs, ours = ([Run([[1, 2]], seconds) for seconds in times] for times in ((1, 2, 9), (0.5, 0.25, 0.1)))
     measured = batch_throughput.compared(theirs, ours, "note")
-    assert measured == Measured(8.0, 1.0, 8.0, "tok/s", True, "note")
-    assert batch_throughput.compared(theirs, [*ours, Run([[1, 3]], 1)], "").same_tokens is False
+    speeds = {"plain_runs": (2.0, 1.0, 2 / 9), "paged_runs": (4.0, 8.0, 20.0), "values": (2.0, 8.0, 90.0)}
+    assert measured == Measured(8.0, 1.0, 8.0, "tok/s", True, "note", **speeds)
+    assert (measured.spread, measured.runs) == ((2.0, 90.0), 3)
+    wrong = [*ours[:2], Run([[1, 3]], 1)]
+    assert batch_throughput.compared(theirs, wrong, "").same_tokens is False
     assert batch_throughput.compared(theirs, ours, "", [[[2, 2]]]).same_tokens is False
 
 

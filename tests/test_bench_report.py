@@ -5,10 +5,14 @@ from __future__ import annotations
 import pytest
 
 from hfpaged.bench import report
-from hfpaged.bench.catalog import ROWS, choose
+from hfpaged.bench.batch_rows import BATCH_ROWS
+from hfpaged.bench.catalog import PREFIX_ROWS, ROWS, choose
+from hfpaged.bench.quant_rows import QUANT_ROWS
 from hfpaged.bench.result import Measured, Outcome, exit_code, published
+from hfpaged.bench.serve_rows import SERVE_ROWS
 from hfpaged.bench.shape import Shape
 from hfpaged.bench.texts import LONGEST, SHORTEST, texts, word_counts
+from hfpaged.bench.turns import in_pairs, in_turn
 
 ROW = {row.name: row for row in ROWS}
 
@@ -97,3 +101,46 @@ def test_texts_are_all_different_and_of_every_length(count):
     assert max(word_counts(count)) == LONGEST
     assert min(lengths) < 10
     assert max(lengths) >= 200
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [((), "n=1"), ((1.5,), "n=1"), ((1.5, 1.25, 2.0), "1.25x to 2.00x, n=3")],
+)
+def test_a_row_tells_its_spread_and_of_how_many_turns(values, told):
+    row = ROW["prefill"]
+    measured = Measured(1.5, values=values)
+    assert report.spread(Outcome(row, row.shape, measured)) == told
+    (record,) = report.as_json({}, [Outcome(row, row.shape, measured)], 0)["rows"]
+    assert record["n"] == max(len(values), 1)
+    assert record["spread"] == (None if len(values) < 2 else (1.25, 2.0))
+
+
+def test_a_ratio_of_medians_lies_within_the_spread_of_its_pairs():
+    measured = in_pairs((2.0, 4.0, 10.0), (6.0, 4.0, 5.0), "tok/s", True)
+    assert measured == Measured(
+        1.25, 4.0, 5.0, "tok/s", True, plain_runs=(2.0, 4.0, 10.0), paged_runs=(6.0, 4.0, 5.0), values=(3.0, 1.0, 0.5)
+    )
+    assert measured.spread == (0.5, 3.0)
+    assert in_pairs((2.0,), (4.0,), "tok/s", None).spread is None
+
+
+def test_sides_are_first_in_turn():
+    assert [list(in_turn(number, "ab")) for number in range(3)] == [["a", "b"], ["b", "a"], ["a", "b"]]
+
+
+def test_each_row_knows_which_way_is_better():
+    every = {row.name: row for row in (*ROWS, *PREFIX_ROWS, *BATCH_ROWS, *QUANT_ROWS, *SERVE_ROWS)}
+    less = {name for name, row in every.items() if not row.is_more_better}
+    assert less == {
+        "beam-memory", "waste", "python", "prefill-batch", "prefill-stream", "memory", "first-token", "no-match",
+        "overhead", "overhead-256", "telemetry", "telemetry-no-sdk", "gap", "int8-ppl-hqq", "int4-ppl-hqq",
+        "int4-ppl-quanto", "int8-bytes-hqq", "int4-bytes-hqq", "int4-bytes-quanto", "http", "loop", "between",
+    }  # fmt: skip
+
+
+def test_withheld_figures_leave_no_runs_behind_and_say_how_tokens_differ():
+    row = ROW["prefill"]
+    measured = Measured(2.0, 1.0, 2.0, "tok/s", False, "note", (1.0,), (2.0,), (2.0,), "3 of 4 texts are equal")
+    (shown,) = published([Outcome(row, row.shape, measured)])
+    assert shown.measured == Measured(None, same_tokens=False, note="3 of 4 texts are equal")

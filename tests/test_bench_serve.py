@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import statistics
 
 import pytest
 import tiny_models
@@ -192,12 +191,6 @@ def test_no_ratio_is_shown_where_the_work_was_not_the_same(tiny, monkeypatch, ag
     assert (shown.value is not None) == is_fair
     assert exit_code([Outcome(row, shape, measured)], is_strict=True) == (3 if is_fair else 1)
     assert measured.plain == pytest.approx(4 / 1.5)
-
-
-def test_medians_are_those_of_the_runs_of_each_side():
-    runs = Runs([run_of("ab", start=n) for n in (0.0, 5.0)], [run_of("ab")] * 2)
-    assert runs.medians(lambda run: run.first(99)) == (1.0, 1.0)
-    assert runs.medians(lambda run: run.gap(50)) == (statistics.median([0.5, 0.5]), 0.5)
 
 
 @pytest.mark.parametrize("rate", ["0", "-2"])

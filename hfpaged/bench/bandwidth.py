@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +15,7 @@ from hfpaged.bench.result import Measured
 from hfpaged.bench.setting import Setting
 from hfpaged.bench.shape import Shape
 from hfpaged.bench.sides import PAGED
+from hfpaged.bench.turns import in_pairs
 from hfpaged.measure import alternate
 from hfpaged.paged_layer import PagedLayer
 
@@ -58,9 +58,10 @@ def measure(setting: Setting, shape: Shape) -> Measured:
     runs = {"sum": lambda: numbers.sum().item(), "decode": decode}
     times = alternate(runs, max(READS, setting.repeats))
     read = {"sum": numbers.nbytes, "decode": sum(layer.nbytes for layer in layers)}
-    speed = {name: read[name] / statistics.median(seconds) / 1e9 for name, seconds in times.items()}
-    note = f"{speed['decode']:.1f} of {speed['sum']:.1f} GB/s"
-    return Measured(speed["decode"] / speed["sum"], note=note)
+    speeds = {name: [read[name] / each / 1e9 for each in seconds] for name, seconds in times.items()}
+    found = in_pairs(speeds["sum"], speeds["decode"], "GB/s", None)
+    note = f"{found.paged:.1f} of {found.plain:.1f} GB/s"
+    return Measured(found.value, note=note, values=found.values)  # none of both is plain transformers
 
 
 def stored_layer(setting: Setting) -> Any:

@@ -48,7 +48,7 @@ def measure(setting: Setting, shape: Shape) -> Measured:
         f"longest {1e3 * max(run.during):.0f} ms, median {1e3 * statistics.median(run.before):.0f} ms; "
         f"prompt taken in after {sum(run.during):.1f} s, {len(run.during)} tokens of the stream"
     )
-    return Measured(run.ratio, same_tokens=same, note=note)
+    return Measured(run.ratio, same_tokens=same, note=note, values=tuple(each.ratio for each in runs))
 
 
 class _Stream:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -16,31 +17,37 @@ from hfpaged.bench.random_prompts import SEED
 from hfpaged.bench.result import Measured
 from hfpaged.bench.setting import Setting
 from hfpaged.bench.shape import Shape
+from hfpaged.bench.turns import in_a_row
 
 
 def share(setting: Setting, shape: Shape) -> Measured:
     """The value is their part of the median step."""
-    steps, same = _steps(setting, shape)
-    part = statistics.median(step.bookkeeping / step.seconds for step in steps)
-    whole = 1e3 * statistics.median(step.seconds for step in steps)
-    return Measured(part, same_tokens=same, note=f"{part * whole:.2f} of {whole:.1f} ms; {len(steps)} steps")
+    runs, same = _runs(setting, shape)
+    parts = [statistics.median(step.bookkeeping / step.seconds for step in steps) for steps in runs]
+    whole = _milliseconds(runs)
+    return in_a_row(parts, same, f"{statistics.median(parts) * whole:.2f} of {whole:.1f} ms; {len(runs[0])} steps")
 
 
 def milliseconds(setting: Setting, shape: Shape) -> Measured:
     """The value is the milliseconds that they take, whatever the model: it is a stub of one small layer."""
-    steps, same = _steps(replace(setting, model=_stub(shape), tokenizer=None), shape)
-    value = 1e3 * statistics.median(step.bookkeeping for step in steps)
-    whole = 1e3 * statistics.median(step.seconds for step in steps)
-    return Measured(value, same_tokens=same, note=f"of {whole:.1f} ms with the stub; {len(steps)} steps")
+    runs, same = _runs(replace(setting, model=_stub(shape), tokenizer=None), shape)
+    values = [1e3 * statistics.median(step.bookkeeping for step in steps) for steps in runs]
+    return in_a_row(values, same, f"of {_milliseconds(runs):.1f} ms with the stub; {len(runs[0])} steps")
 
 
-def _steps(setting: Setting, shape: Shape) -> tuple[list[Step], bool]:
-    """The steps in which all decode, and whether the tokens are those of generate()."""
+def _runs(setting: Setting, shape: Shape) -> tuple[list[list[Step]], bool]:
+    """By run, the steps in which all decode; and whether the tokens are those of generate()."""
     workload = alike(setting, shape)
-    watch = Steps()
+    expected = static(setting, workload, shape.batch).rows
+    watches = [Steps() for _ in range(setting.repeats)]
     pool = 2 * shape.batch * (shape.prompt + shape.own + shape.new)
-    run = batched(setting, workload, pool, watch, max_num_seqs=shape.batch)
-    return watch.decoding(shape.batch), run.rows == static(setting, workload, shape.batch).rows
+    same = [batched(setting, workload, pool, watch, max_num_seqs=shape.batch).rows == expected for watch in watches]
+    return [watch.decoding(shape.batch) for watch in watches], all(same)
+
+
+def _milliseconds(runs: Sequence[Sequence[Step]]) -> float:
+    """The median step of all."""
+    return 1e3 * statistics.median(step.seconds for steps in runs for step in steps)
 
 
 def _stub(shape: Shape) -> LlamaForCausalLM:

@@ -23,6 +23,7 @@ from hfpaged.bench.result import Measured
 from hfpaged.bench.rivals import not_measured
 from hfpaged.bench.setting import Setting
 from hfpaged.bench.shape import Shape
+from hfpaged.bench.turns import in_a_row, in_turn
 from hfpaged.engine.events import Event, Hook
 from hfpaged.telemetry.instrumenting import is_instrumented
 
@@ -51,7 +52,7 @@ def _measured(setting: Setting, shape: Shape, switch: Switch) -> Measured:
     shares: list[float] = []
     for number in range(setting.repeats):
         sides: list[tuple[list[Run], Switch]] = [(plain, nullcontext), (watched, switch)]
-        for runs, side in sides if number % 2 == 0 else reversed(sides):
+        for runs, side in in_turn(number, sides):
             made, share = _run(setting, workload, side)
             runs.append(made)
             if runs is watched:
@@ -59,9 +60,8 @@ def _measured(setting: Setting, shape: Shape, switch: Switch) -> Measured:
     slow, fast = (statistics.median(run.speed for run in runs) for runs in (plain, watched))
     judges = first_runs(setting, shape).values()
     same = all(run.rows == plain[0].rows for run in (*plain, *watched, *judges))
-    share = statistics.median(shares)
     speeds = f"{fast:.1f} tok/s with, {slow:.1f} without: {100 * (fast / slow - 1):+.1f} %"
-    return Measured(share, same_tokens=same, note=f"hooks take {100 * share:.3f} %; {speeds}")
+    return in_a_row(shares, same, f"hooks take {100 * statistics.median(shares):.3f} %; {speeds}")
 
 
 def _run(setting: Setting, workload: Workload, switch: Switch) -> tuple[Run, float]:

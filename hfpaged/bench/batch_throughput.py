@@ -5,7 +5,6 @@ The sides take turns, and the median run of each counts.
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import chain
@@ -18,6 +17,7 @@ from hfpaged.bench.result import Measured
 from hfpaged.bench.rivals import not_measured
 from hfpaged.bench.setting import Setting
 from hfpaged.bench.shape import Shape
+from hfpaged.bench.turns import in_pairs, in_turn
 
 POOL = 32_768  # tokens, on both sides
 
@@ -54,9 +54,9 @@ def warm_up(setting: Setting, workload: Workload) -> None:
 
 def compared(theirs: Sequence[Run], ours: Sequence[Run], note: str, more: Sequence[object] = ()) -> Measured:
     """The ratio of the median speeds, and whether all runs gave the same tokens; `more` are rows of further runs."""
-    slow, fast = (statistics.median(run.speed for run in runs) for runs in (theirs, ours))
     rows = [*(run.rows for run in (*theirs, *ours)), *more]
-    return Measured(fast / slow, slow, fast, "tok/s", all(found == rows[0] for found in rows), note)
+    same = all(found == rows[0] for found in rows)
+    return in_pairs([run.speed for run in theirs], [run.speed for run in ours], "tok/s", same, note)
 
 
 def _over_continuous(setting: Setting, workload: Workload) -> Measured:
@@ -76,6 +76,6 @@ def _in_turns(repeats: int, theirs: Side, ours: Side) -> tuple[list[Run], list[R
     """`repeats` runs of each side; each is the first of a pair in its turn."""
     found: dict[Side, list[Run]] = {theirs: [], ours: []}
     for number in range(repeats):
-        for side in (theirs, ours) if number % 2 == 0 else (ours, theirs):
+        for side in in_turn(number, (theirs, ours)):
             found[side].append(side())
     return found[theirs], found[ours]

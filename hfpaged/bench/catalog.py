@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Row:
     """One line of the table. `module` has the function measure(setting, shape), or one named behind a colon; `what`
-    speaks of a shape's numbers. A row without a target is there for information.
+    speaks of a shape's numbers. A row without a target is there for information; `wants_less` says of it what a target
+    would.
     """
 
     name: str
@@ -27,6 +28,7 @@ class Row:
     module: str
     shape: Shape
     target: Target | None
+    wants_less: bool = False
 
     def describe(self, shape: Shape | None = None) -> str:
         """What is measured, in the row's own shape or the one that was run."""
@@ -43,6 +45,11 @@ class Row:
     def goal(self) -> str:
         """The target in words."""
         return "for information" if self.target is None else f"target {self.target}"
+
+    @property
+    def is_more_better(self) -> bool:
+        """Whether a greater value is the better one."""
+        return not self.wants_less if self.target is None else self.target.least is not None
 
     def format(self, value: float) -> str:
         """`value` as the target counts."""

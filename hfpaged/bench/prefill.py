@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable
 from functools import partial
 
@@ -14,6 +13,7 @@ from hfpaged.bench.result import Measured
 from hfpaged.bench.setting import Setting
 from hfpaged.bench.shape import Shape
 from hfpaged.bench.sides import PAGED, PLAIN, SIDES, Side
+from hfpaged.bench.turns import in_pairs
 from hfpaged.measure import alternate
 
 
@@ -23,14 +23,8 @@ def measure(setting: Setting, shape: Shape) -> Measured:
     runs: dict[str, Callable[[], Rows]] = {side.name: partial(_prefill, setting, side, prompt) for side in SIDES}
     tokens = {name: run() for name, run in runs.items()}
     times = alternate(runs, setting.repeats, warmup=0)
-    speed = {name: prompt.numel() / statistics.median(seconds) for name, seconds in times.items()}
-    return Measured(
-        value=speed[PAGED.name] / speed[PLAIN.name],
-        plain=speed[PLAIN.name],
-        paged=speed[PAGED.name],
-        unit="tok/s",
-        same_tokens=tokens[PLAIN.name] == tokens[PAGED.name],
-    )
+    plain, paged = ([prompt.numel() / seconds for seconds in times[side.name]] for side in (PLAIN, PAGED))
+    return in_pairs(plain, paged, "tok/s", tokens[PLAIN.name] == tokens[PAGED.name])
 
 
 def _prefill(setting: Setting, side: Side, prompt: Tensor) -> Rows:

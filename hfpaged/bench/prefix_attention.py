@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import statistics
 from functools import partial
 
@@ -12,6 +13,7 @@ from hfpaged.bench.bandwidth import READS, Layer, random_layer, stored_layer
 from hfpaged.bench.result import Measured
 from hfpaged.bench.setting import Setting
 from hfpaged.bench.shape import Shape
+from hfpaged.bench.turns import in_pairs
 from hfpaged.measure import alternate
 
 CLOSE, CLOSE_IN_16_BITS = 1e-4, 3e-2  # of averages of normal numbers
@@ -27,12 +29,11 @@ def measure(setting: Setting, shape: Shape) -> Measured:
     layers = [random_layer(setting, like, tables, shape.prompt + shape.own) for _ in range(count)]
     runs = {"each": partial(_decode, setting, layers, 0), "once": partial(_decode, setting, layers, shared)}
     times = alternate(runs, max(READS, setting.repeats))
-    each, once = (1e3 * statistics.median(times[name]) for name in runs)
-    return Measured(
-        value=each / once,
-        same_tokens=_is_close(runs["each"](), runs["once"]()),  # other outputs would give other tokens
-        note=f"{once:.1f} of {each:.1f} ms for {count} layers, {shared} blocks in common",
-    )
+    same = _is_close(runs["each"](), runs["once"]())  # other outputs would give other tokens
+    found = in_pairs(times["each"], times["once"], "s", same, of=operator.truediv)
+    once, each = (1e3 * statistics.median(times[name]) for name in ("once", "each"))
+    note = f"{once:.1f} of {each:.1f} ms for {count} layers, {shared} blocks in common"
+    return Measured(found.value, same_tokens=same, note=note, values=found.values)  # none of both is transformers
 
 
 def _decode(setting: Setting, layers: list[Layer], shared_blocks: int) -> Tensor:

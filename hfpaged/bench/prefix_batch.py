@@ -15,6 +15,7 @@ from hfpaged.bench.result import Measured
 from hfpaged.bench.setting import Setting
 from hfpaged.bench.shape import Shape
 from hfpaged.bench.sides import PAGED, PLAIN, SIDES, Side
+from hfpaged.bench.turns import in_pairs, in_turn
 from hfpaged.bench.watch import Peak, StepClock, Together
 
 
@@ -52,18 +53,20 @@ def memory(setting: Setting, shape: Shape) -> Measured:
 
 
 def decode(setting: Setting, shape: Shape) -> Measured:
-    """The value is the ratio of speeds, both by the median step of one run."""
-    plain, paged = _runs(setting, shape)
-    slow, fast = (shape.batch / statistics.median(run.steps) for run in (plain, paged))
-    return Measured(fast / slow, slow, fast, "tok/s", same_tokens=plain.rows == paged.rows)
+    """The value is the ratio of speeds; a run's speed is that of its median step."""
+    plain, paged = zip(*(_runs(setting, shape, number) for number in range(setting.repeats)), strict=True)
+    slow, fast = ([shape.batch / statistics.median(run.steps) for run in runs] for runs in (plain, paged))
+    return in_pairs(slow, fast, "tok/s", all(run.rows == plain[0].rows for run in (*plain, *paged)))
 
 
-@lru_cache(maxsize=1)
-def _runs(setting: Setting, shape: Shape) -> tuple[BatchRun, BatchRun]:
-    """Plain transformers computes each of the long prompts, which takes minutes: three rows share one run."""
-    plain, paged = (_run(setting, side, prompts_of(setting, shape), shape.new) for side in SIDES)
-    assert SIDES == (PLAIN, PAGED)
-    return plain, paged
+@lru_cache(maxsize=8)
+def _runs(setting: Setting, shape: Shape, number: int = 0) -> tuple[BatchRun, BatchRun]:
+    """Turn `number`: plain transformers, and hfpaged. The former computes each of the long prompts, which takes
+    minutes: three rows share the first turn, and what is counted in it is the same in all.
+    """
+    prompts = prompts_of(setting, shape)
+    found = {side.name: _run(setting, side, prompts, shape.new) for side in in_turn(number, SIDES)}
+    return found[PLAIN.name], found[PAGED.name]
 
 
 def _run(setting: Setting, side: Side, prompts: Rows, new: int) -> BatchRun:

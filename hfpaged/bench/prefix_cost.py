@@ -54,7 +54,13 @@ def measure(setting: Setting, shape: Shape) -> Measured:
     cost, base = cost_of(times)
     hits = sum(pool.stats().prefix_hits for pool in pools)
     note = f"{1e3 * cost:+.1f} of {1e3 * base:.0f} ms; {count} prompts, {hits} tokens found"
-    return Measured(cost / base, same_tokens=same, note=note)
+    return Measured(cost / base, same_tokens=same, note=note, values=_by_pair(times))
+
+
+def _by_pair(times: list[Times]) -> tuple[float, ...]:
+    """The same of each two prompts alone."""
+    pairs = zip(times[::2], times[1::2], strict=True)
+    return tuple(cost / base for cost, base in map(cost_of, map(list, pairs)))
 
 
 def cost_of(times: list[Times]) -> tuple[float, float]:

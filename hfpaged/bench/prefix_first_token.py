@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from hfpaged.bench.result import Measured
 from hfpaged.bench.setting import Setting
 from hfpaged.bench.shape import Shape
 from hfpaged.bench.sides import PAGED, PLAIN
+from hfpaged.bench.turns import in_pairs, in_turn
 
 COLD, WARM = "cold", "warm"
 
@@ -27,22 +29,22 @@ def measure(setting: Setting, shape: Shape) -> Measured:
     sides = {PLAIN.name: PLAIN, COLD: PAGED, WARM: PAGED}
     seconds: dict[str, list[float]] = {name: [] for name in sides}
     tokens: dict[str, list[Rows]] = {name: [] for name in sides}
-    for prompt in (warm_up, *prompts):  # each is new in what it does not share
-        for name, side in sides.items():
+    for number, prompt in enumerate((warm_up, *prompts)):  # each is new in what it does not share
+        for name, side in in_turn(number, list(sides.items())):
             side.switch(model)
             cache = hfpaged.PagedCache(model, pool=pool) if name == WARM else side.make_cache(model)
             elapsed, rows = _wait(setting, prompt, cache, shape.new)
             seconds[name].append(elapsed)
             tokens[name].append(rows)
-    wait = {name: 1e3 * statistics.median(elapsed[1:]) for name, elapsed in seconds.items()}
-    return Measured(
-        value=wait[WARM] / min(wait[PLAIN.name], wait[COLD]),
-        plain=wait[PLAIN.name],
-        paged=wait[WARM],
-        unit="ms",
-        same_tokens=tokens[PLAIN.name] == tokens[COLD] == tokens[WARM],
-        note=f"cold with hfpaged {wait[COLD]:.1f} ms",
-    )
+    waits = {name: [1e3 * each for each in elapsed[1:]] for name, elapsed in seconds.items()}
+    cold = min(waits[PLAIN.name], waits[COLD], key=statistics.median)
+    return replace(
+        in_pairs(
+            cold, waits[WARM], "ms", tokens[PLAIN.name] == tokens[COLD] == tokens[WARM],
+            note=f"cold with hfpaged {statistics.median(waits[COLD]):.1f} ms",
+        ),
+        plain=statistics.median(waits[PLAIN.name]), plain_runs=tuple(waits[PLAIN.name]),
+    )  # fmt: skip
 
 
 def _wait(setting: Setting, prompt: list[int], cache: Any, new: int) -> tuple[float, Rows]:

@@ -76,7 +76,8 @@ def measure(setting: Setting, shape: Shape) -> Measured:
             start.go_on(shape.new, costs)
             runs.append(costs.medians())
     python, step = (statistics.median(values) for values in zip(*runs, strict=True))
-    return Measured(python / step, note=f"{1e3 * python:.2f} of {1e3 * step:.1f} ms a step")
+    note = f"{1e3 * python:.2f} of {1e3 * step:.1f} ms a step"
+    return Measured(python / step, note=note, values=tuple(part / whole for part, whole in runs))
 
 
 @contextmanager

@@ -1,14 +1,15 @@
 """Rows *-decode, int8-hqq, int4-hqq and int4-quanto: tokens per second of quantized caches.
 
-Each step of the one side stands beside the same step of the other, with the same token, and the median step counts.
-transformers' caches quantize all they hold again after every 128th token (their default); these steps are rare and
-long, and rows are shorter than that. One walk has steps enough: `--repeats` adds none.
+Each step of the one side stands beside the same step of the other, with the same token, and the median step of a walk
+counts. transformers' caches quantize all they hold again after every 128th token (their default); these steps are rare
+and long, and rows are shorter than that. Each turn is a walk of its own, over caches that are filled anew.
 """
 
 from __future__ import annotations
 
 import statistics
 import time
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -21,6 +22,7 @@ from hfpaged.bench.setting import Setting
 from hfpaged.bench.shape import Shape
 from hfpaged.bench.sides import Side, in_format
 from hfpaged.bench.stored_prompts import States, fill, keeps_more, prompt_states
+from hfpaged.bench.turns import in_pairs, in_turn
 from hfpaged.quality.forward import forward
 
 WARM_UP = 4  # of the steps, not counted: the kernels compile here
@@ -30,8 +32,9 @@ def over_native(kv_dtype: str, setting: Setting, shape: Shape) -> Measured:
     """The value is the speed of a format over that of the native PagedCache."""
     if keeps_more(setting):
         return not_measured("this model keeps more of a prompt than keys and values")
-    native, ours = _speeds(setting, shape, in_format("auto"), in_format(kv_dtype))
-    return Measured(ours / native, paged=ours, unit="tok/s", note=f"native PagedCache {native:.1f} tok/s")
+    found = in_pairs(*_speeds(setting, shape, in_format("auto"), in_format(kv_dtype)), "tok/s", None)
+    note = f"native PagedCache {found.plain:.1f} tok/s"
+    return replace(found, plain=None, plain_runs=(), note=note)  # transformers has no part in it
 
 
 def over_rival(kv_dtype: str, rival: Rival, setting: Setting, shape: Shape) -> Measured:
@@ -39,19 +42,23 @@ def over_rival(kv_dtype: str, rival: Rival, setting: Setting, shape: Shape) -> M
     reason = obstacle(rival, setting, shape)
     if reason is not None:
         return not_measured(reason)
-    theirs, ours = _speeds(setting, shape, rival.side, in_format(kv_dtype))
-    return Measured(ours / theirs, theirs, ours, "tok/s", note=rival.name)
+    return in_pairs(*_speeds(setting, shape, rival.side, in_format(kv_dtype)), "tok/s", None, rival.name)
 
 
-def _speeds(setting: Setting, shape: Shape, *sides: Side) -> list[float]:
-    """Tokens per second of each side."""
+def _speeds(setting: Setting, shape: Shape, theirs: Side, ours: Side) -> tuple[list[float], list[float]]:
+    """Tokens per second of each walk."""
+    walks = [_walk(setting, shape, theirs, ours) for _ in range(setting.repeats)]
+    return [walk[0] for walk in walks], [walk[1] for walk in walks]
+
+
+def _walk(setting: Setting, shape: Shape, *sides: Side) -> list[float]:
+    """Tokens per second of each side, by its median step."""
     states = prompt_states(setting, shape.batch, shape.prompt)
     caches = [_filled(setting, side, states) for side in sides]
     tokens = random_ids(setting, shape.batch, shape.new)
     seconds: list[list[float]] = [[] for _ in sides]
     for step in range(shape.new):
-        order = range(len(sides)) if step % 2 else reversed(range(len(sides)))
-        for number in order:
+        for number in in_turn(step, range(len(sides))):
             sides[number].switch(setting.model)
             elapsed = _step(setting, tokens[:, step : step + 1], caches[number])
             seconds[number] += [elapsed] if step >= WARM_UP else []

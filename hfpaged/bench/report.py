@@ -19,7 +19,7 @@ def table(outcomes: Sequence[Outcome]) -> Table:
     result = Table(title="Plain transformers and hfpaged", title_justify="left")
     result.add_column("row", no_wrap=True)
     result.add_column("what")
-    for name in ("transformers", "hfpaged", "result", "target"):
+    for name in ("transformers", "hfpaged", "result", "spread", "target"):
         result.add_column(name, justify="right", no_wrap=True)
     result.add_column("")
     result.add_column("note")
@@ -36,6 +36,7 @@ def _cells(outcome: Outcome) -> tuple[str, ...]:
         _amount(measured.plain, measured.unit),
         _amount(measured.paged, measured.unit),
         _value(outcome),
+        spread(outcome),
         _target(outcome),
         MARKS[outcome.is_met],
         measured.note,
@@ -47,6 +48,15 @@ def _value(outcome: Outcome) -> str:
     if measured.value is not None:
         return outcome.row.format(measured.value)
     return "tokens differ" if measured.same_tokens is False else "-"
+
+
+def spread(outcome: Outcome) -> str:
+    """The least and the greatest value of all turns, and how many turns there were."""
+    measured = outcome.measured
+    if measured.spread is None:
+        return "n=1" if measured.runs else ""
+    low, high = map(outcome.row.format, measured.spread)
+    return f"{low} to {high}, n={measured.runs}"
 
 
 def _target(outcome: Outcome) -> str:
@@ -94,6 +104,9 @@ def _record(outcome: Outcome) -> dict[str, Any]:
         "what": row.describe(outcome.shape),
         "shape": asdict(outcome.shape),
         "target": None if row.target is None else str(row.target),
+        "better": "more" if row.is_more_better else "less",
         "met": outcome.is_met,
+        "n": outcome.measured.runs,
+        "spread": outcome.measured.spread,
         **asdict(outcome.measured),
     }

@@ -13,7 +13,9 @@ from hfpaged.bench.shape import Shape
 class Measured:
     """`value` is compared with the row's target; `plain` and `paged`, in `unit`, are what it was made of.
 
-    `same_tokens` is None where no tokens were compared.
+    `same_tokens` is None where no tokens were compared. `values` has the value of each turn, and `plain_runs` and
+    `paged_runs` the amounts that it was made of; a row that was run once, or that counts what never varies, has none.
+    `difference` says how tokens differ, and is shown where nothing else is.
     """
 
     value: float | None
@@ -22,6 +24,20 @@ class Measured:
     unit: str = ""
     same_tokens: bool | None = None
     note: str = ""
+    plain_runs: tuple[float, ...] = ()
+    paged_runs: tuple[float, ...] = ()
+    values: tuple[float, ...] = ()
+    difference: str = ""
+
+    @property
+    def runs(self) -> int:
+        """How many turns the value is the median of; 0 where nothing was measured."""
+        return 0 if self.value is None else max(len(self.values), 1)
+
+    @property
+    def spread(self) -> tuple[float, float] | None:
+        """The least and the greatest value of all turns, None for a single one."""
+        return (min(self.values), max(self.values)) if self.runs > 1 else None
 
 
 @dataclass(frozen=True)
@@ -42,11 +58,12 @@ class Outcome:
     @property
     def counts_tokens(self) -> bool:
         """Whether the value is itself the share of equal rows."""
-        return self.row.name == "tokens"
+        return self.row.module == "tokens"
 
     def withheld(self) -> Outcome:
         """The same without figures, for a comparison that is void."""
-        return replace(self, measured=Measured(None, same_tokens=self.measured.same_tokens))
+        told = self.measured.difference
+        return replace(self, measured=Measured(None, same_tokens=self.measured.same_tokens, note=told))
 
 
 def published(outcomes: Sequence[Outcome]) -> list[Outcome]:

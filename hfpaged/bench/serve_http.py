@@ -22,6 +22,7 @@ from hfpaged.bench.serve_client import Send, play
 from hfpaged.bench.serve_host import hosting
 from hfpaged.bench.setting import Setting
 from hfpaged.bench.shape import Shape
+from hfpaged.bench.turns import in_pairs, in_turn
 
 POOL = 32_768  # tokens, on both sides
 NO_TOKENIZER = "this model has no tokenizer, and a server answers in text"
@@ -57,7 +58,6 @@ def cost(setting: Setting, shape: Shape) -> Measured:
     if setting.tokenizer is None:
         return not_measured(NO_TOKENIZER)
     both = _runs(setting, shape)
-    inside, served = (statistics.median(run.speed for run in runs) for runs in (both.inside, both.served))
     shares = [statistics.median(each) for each in zip(*((run.loop_share, run.client_share) for run in both.served),
                                                       strict=True)]  # fmt: skip
     each = 1e6 * statistics.median(run.loop_seconds_each for run in both.served)
@@ -66,7 +66,8 @@ def cost(setting: Setting, shape: Shape) -> Measured:
         f"{100 * shares[0]:.1f} % of one core, {each:.0f} us a token; the clients, on the same cores, "
         f"{100 * shares[1]:.1f} %"
     )
-    return Measured(1 - served / inside, inside, served, "tok/s", both.same, note)
+    inside, served = ([run.speed for run in runs] for runs in (both.inside, both.served))
+    return in_pairs(inside, served, "tok/s", both.same, note, of=_lost)
 
 
 def longest_block(setting: Setting, shape: Shape) -> Measured:
@@ -76,7 +77,11 @@ def longest_block(setting: Setting, shape: Shape) -> Measured:
     both = _runs(setting, shape)
     longest = [1e3 * run.longest_block for run in both.served]
     each = ", ".join(f"{value:.0f}" for value in longest)
-    return Measured(max(longest), same_tokens=both.same, note=f"by run: {each} ms")
+    return Measured(max(longest), same_tokens=both.same, note=f"by run: {each} ms", values=tuple(longest))
+
+
+def _lost(inside: float, served: float) -> float:
+    return 1 - served / inside
 
 
 def _spread(runs: list[Side]) -> str:
@@ -93,7 +98,7 @@ def _runs(setting: Setting, shape: Shape) -> Both:
     both = Both([], [])
     for number in range(setting.repeats):
         turns = [(both.inside, _inside), (both.served, _served)]
-        for runs, side in turns if number % 2 == 0 else reversed(turns):
+        for runs, side in in_turn(number, turns):
             runs.append(side(setting, workload))
     return both
 

@@ -6,7 +6,6 @@ The servers take turns, each started for its run alone. Whatever a run has in it
 from __future__ import annotations
 
 import random
-import statistics
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from hfpaged.bench.serve_processes import Target
 from hfpaged.bench.setting import Setting
 from hfpaged.bench.shape import Shape
 from hfpaged.bench.texts import PARAGRAPHS
+from hfpaged.bench.turns import in_pairs, in_turn
 
 SHORTEST_ANSWER = 8  # times shorter than the longest one
 WARM_UP = 2  # requests of other texts
@@ -71,10 +71,6 @@ class Runs:
     theirs: list[Run]
     ours: list[Run]
 
-    def medians(self, of: Callable[[Run], float]) -> tuple[float, float]:
-        theirs, ours = (statistics.median(map(of, runs)) for runs in (self.theirs, self.ours))
-        return theirs, ours
-
     @property
     def counts_agree(self) -> bool:
         """Whether both sides made as many tokens as they were asked for."""
@@ -119,13 +115,13 @@ def _measured(
     if reason is not None:
         return not_measured(reason)
     runs = _runs(setting, shape)
-    theirs, ours = runs.medians(of)
     same, all_of_them = runs.equal_texts()
     note = (
         f"{same} of {all_of_them} texts are equal; {setting.rate:g} requests/s come; theirs "
         f"{', '.join(map(describe, runs.theirs))}, ours {', '.join(map(describe, runs.ours))}"
     )
-    return Measured(ours / theirs, theirs, ours, unit, _is_fair(setting, runs), note)
+    theirs, ours = (list(map(of, each)) for each in (runs.theirs, runs.ours))
+    return in_pairs(theirs, ours, unit, _is_fair(setting, runs), note)
 
 
 def _is_fair(setting: Setting, runs: Runs) -> bool:
@@ -146,7 +142,7 @@ def _runs(setting: Setting, shape: Shape) -> Runs:
     for number in range(setting.repeats):
         load = list(requests(setting, shape, number))
         turns = [(runs.theirs, rival), (runs.ours, serve_processes.ours)]
-        for found, server in turns if number % 2 == 0 else reversed(turns):
+        for found, server in in_turn(number, turns):
             found.append(_run(setting, server, load))
     return runs
 

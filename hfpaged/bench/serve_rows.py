@@ -24,5 +24,6 @@ SERVE_ROWS = (
     Row("load", f"tokens/s: {REQUESTS}, over transformers serve", "serve_load:throughput", LOAD, Target(1.5)),
     Row("first-token", "99th percentile of the time to the first token of that load", "serve_load:first_token", LOAD,
         Target(most=0.5)),
-    Row("between", "99th percentile of the time between tokens of that load", "serve_load:between", LOAD, None),
+    Row("between", "99th percentile of the time between tokens of that load", "serve_load:between", LOAD, None,
+        wants_less=True),
 )  # fmt: skip
