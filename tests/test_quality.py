@@ -83,6 +83,32 @@ def test_thresholds_decide(tiny):
     assert run(tiny, "--kv", "auto", *SMALL, "--max-kl", "0", "--max-ppl-change", "0%", "--min-top1", "100%") == 0
 
 
+def test_a_gate_fails_over_the_limits_that_it_names_and_says_by_how_much(tiny, capsys):
+    assert run(tiny, "--kv", "bfloat16", *SMALL, "--fail-over", "ppl=50%,kl=0,top1=0%", "--json", "-") == 3
+    found = json.loads(capsys.readouterr().out)
+    (failure,) = found["failures"]
+    assert (failure["format"], failure["context"], failure["name"], failure["limit"]) == ("bfloat16", "40", "kl", 0)
+    assert failure["by"] == failure["value"] == found["figures"][0]["kl_mean"]
+    assert found["verdict"].startswith(f"bfloat16 is not fit for this model: KL {failure['value']:.2g} is above 0 by ")
+    assert run(tiny, "--kv", "bfloat16", *SMALL, "--fail-over", "top1=0%") == 0  # whatever KL is
+
+
+def test_the_quick_gate_takes_fewer_texts_and_what_is_given_stands_above_it(tiny, capsys):
+    assert run(tiny, "--kv", "auto", "--quick") == 0
+    assert f"short: 4 texts of {POSITIONS} tokens" in capsys.readouterr().out
+    assert run(tiny, "--kv", "auto", "--quick", *SMALL) == 0
+    assert "40: 3 texts of 40 tokens" in capsys.readouterr().out
+
+
+def test_limits_come_in_one_way_or_the_other(tiny, capsys):
+    assert run(tiny, "--fail-over", "kl=1", "--min-top1", "98%") == 2
+    assert "--fail-over holds all limits, and --min-top1 is one more" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as stopped:
+        run(tiny, "--fail-over", "top1=98")
+    assert stopped.value.code == 2
+    assert "98 could be 98% or 9800%" in capsys.readouterr().err
+
+
 def test_lengths_above_the_models_are_cut_and_said(tiny, tmp_path, capsys):
     path = tmp_path / "figures.json"
     assert run(tiny, "--kv", "auto", "--contexts", "short,max", "--texts", "2", "--json", str(path)) == 0

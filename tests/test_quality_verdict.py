@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import math
 import sys
@@ -16,8 +17,9 @@ from hfpaged.quality.contexts import Context
 from hfpaged.quality.figures import Figures
 from hfpaged.quality.heads import HeadEffect
 from hfpaged.quality.layers import LayerEffect
+from hfpaged.quality.limits import parse_limits, share
 from hfpaged.quality.report import Report
-from hfpaged.quality.thresholds import DEMO_TARGETS, Thresholds, share
+from hfpaged.quality.thresholds import DEMO_TARGETS, Thresholds
 from hfpaged.quality.verdict import exit_code, judge, sentence
 
 SHORT, LONG = Context("short", 128), Context("1k", 1024)
@@ -41,9 +43,12 @@ def judged(*args, is_demo=False, **changes):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"ppl_change": 0.0101}, ["perplexity +1.01 % is above +1.00 %"]),
-        ({"kl_mean": 0.021}, ["KL 0.021 is above 0.02"]),
-        ({"top1": 0.89}, ["top-1 89.0 % is below 93 %"]),
+        (
+            {"ppl_change": 0.0101},
+            ["perplexity +1.01 % is above +1.00 % by 0.01 points, within its standard error of 0.02 points"],
+        ),
+        ({"kl_mean": 0.021}, ["KL 0.021 is above 0.02 by 0.001"]),
+        ({"top1": 0.89}, ["top-1 89.0 % is below 93 % by 4.00 points"]),
         ({"ppl_change": 0.01, "kl_mean": 0.02, "top1": 0.93}, []),
         ({"ppl_change": -0.5}, []),
         ({"ppl_change": math.nan, "kl_mean": math.nan, "top1": 0.0}, ["perplexity", "KL", "top-1"]),
@@ -52,7 +57,7 @@ def judged(*args, is_demo=False, **changes):
 def test_what_misses_a_threshold_is_said_in_numbers(changes, words):
     misses = Thresholds().misses(figures(**changes))
     assert len(misses) == len(words)
-    assert all(miss.startswith(word) for miss, word in zip(misses, words, strict=True))
+    assert all(str(miss).startswith(word) for miss, word in zip(misses, words, strict=True))
 
 
 def test_a_user_sets_other_thresholds():
@@ -72,7 +77,7 @@ def test_the_last_line_says_which_formats_are_fit_and_why_the_others_are_not():
     ]
     assert sentence(found) == (
         "int8 is fit for this model: at worst perplexity +0.05 %, KL 0.0009, top-1 98.0 %, in 27 % of the native "
-        "bytes; fp8_e5m2 is not fit for this model: top-1 89.0 % is below 93 % (1k)."
+        "bytes; fp8_e5m2 is not fit for this model: top-1 89.0 % is below 93 % by 4.00 points (1k)."
     )
     assert exit_code(found) == 3
     assert exit_code(found[:3]) == 0
@@ -87,6 +92,68 @@ def test_shares_are_percentages(text, value):
 def test_a_share_without_its_sign_is_refused(text):
     with pytest.raises(argparse.ArgumentTypeError, match="write a percentage with its sign"):
         share(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "limits"),
+    [
+        ("ppl=0.5%,top1=98%", {"max_ppl_change": 0.005, "min_top1": 0.98}),
+        (" kl = 0.01 , rouge=90 %", {"max_kl": 0.01, "min_rouge_l": 0.9}),
+        ("ppl=-1%", {"max_ppl_change": -0.01}),
+    ],
+)
+def test_limits_of_a_gate_are_those_named_and_no_others(text, limits):
+    assert parse_limits(text) == pytest.approx(limits)
+    none = dict.fromkeys(("max_ppl_change", "max_kl", "min_top1", "min_rouge_l"))
+    assert dataclasses.asdict(Thresholds.only(parse_limits(text))) == none | parse_limits(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("speed=2", "'speed=2' names no figure; write NAME=LIMIT with one of ppl (at most), kl (at most), top1 (at "),
+        ("", "'' names no figure"),
+        ("ppl=1%,", "'' names no figure"),
+        ("top1=98", "top1=98: '98' is no share; write a percentage with its sign, such as 0.5% (98 could be 98% or "),
+        ("top1=0.98", "(0.98 could be 0.98% or 98%)"),
+        ("ppl=much", "'much' is no share"),
+        ("ppl", "ppl=: '' is no share"),
+        ("kl=1%", "kl=1%: '1%' is no number; write nats, as kl=0.01"),
+        ("kl=nan", "kl=nan is out of range"),
+        ("kl=-1", "KL lies between 0 and any finite number"),
+        ("top1=101%", "top1=101% is out of range; top-1 lies between 0% and 100%"),
+        ("ppl=inf%", "no share"),
+        ("ppl=1%,ppl=2%", "ppl is given twice"),
+    ],
+)
+def test_limits_that_cannot_be_read_are_refused_in_words(text, message):
+    with pytest.raises(argparse.ArgumentTypeError) as refused:
+        parse_limits(text)
+    assert message in str(refused.value)
+
+
+def test_a_limit_decides_in_its_direction_and_only_where_it_is_given():
+    gate = Thresholds.only(parse_limits("rouge=85%,kl=0.001"))
+    assert gate.misses(figures(top1=0.1, ppl_change=9.0, rouge_l=0.86)) == []
+    (miss,) = gate.misses(figures(rouge_l=0.8))
+    assert str(miss) == "ROUGE-L 80.0 % is below 85 % by 5.00 points"
+    assert gate.misses(figures(rouge_l=0.85, kl_mean=0.001)) == []
+
+
+def test_failures_are_told_to_machines():
+    gate = Thresholds.only(parse_limits("ppl=0.04%,top1=99%"))
+    found = Report({}, gate, [judge(figures(), gate, is_demo=False)]).as_json()
+    assert found["exit_code"] == 3
+    perplexity, top1 = found["failures"]
+    assert perplexity == {
+        "format": "int8", "context": "short", "name": "ppl", "figure": "ppl_change", "direction": "most",
+        "value": 0.0005, "limit": pytest.approx(0.0004), "by": pytest.approx(0.0001), "standard_error": 0.0002,
+        "within_standard_error": True,
+        "reason": "perplexity +0.05 % is above +0.04 % by 0.01 points, within its standard error of 0.02 points: more "
+        "--texts tell",
+    }  # fmt: skip
+    assert (top1["direction"], top1["by"], top1["standard_error"]) == ("least", pytest.approx(0.005), None)
+    assert found["verdict"].endswith("top-1 98.5 % is below 99 % by 0.50 points (short).")
 
 
 @pytest.mark.parametrize(
@@ -164,7 +231,7 @@ def test_json_has_all_figures_and_none_that_it_has_no_word_for():
     found = Report({"model": "tiny"}, Thresholds(), [broken], [LayerEffect(0, 0.1, 0.9)])
     parts = json.loads(json.dumps(found.as_json(), allow_nan=False))
     assert set(parts) == {
-        "header", "thresholds", "figures", "layers", "heads", "exempting", "verdict", "exit_code"
+        "header", "thresholds", "figures", "layers", "heads", "exempting", "failures", "verdict", "exit_code"
     }  # fmt: skip
     (one,) = parts["figures"]
     assert one["ppl_change"] is one["perplexity"] is None
@@ -172,6 +239,9 @@ def test_json_has_all_figures_and_none_that_it_has_no_word_for():
     assert one["context"] == {"name": "short", "length": 128, "note": ""}
     assert one["fit"] is False
     assert one["misses"] == ["perplexity +nan % is above +1.00 %"]
+    (failure,) = parts["failures"]
+    assert failure["value"] is failure["by"] is None
+    assert (failure["name"], failure["limit"], failure["within_standard_error"]) == ("ppl", 0.01, False)
     assert (parts["exit_code"], parts["verdict"]) == (3, found.last_line)
 
 

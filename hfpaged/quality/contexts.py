@@ -8,6 +8,7 @@ from hfpaged.errors import InvalidConfigError
 
 DEFAULT_CONTEXTS = "short,1k"
 TEXTS = 12  # of 127 or 128 scored tokens each: 1,500 in all
+QUICK_CONTEXTS, QUICK_TEXTS = "short", 4  # a gate of some 500 scored tokens
 FED = 128  # tokens that are fed one by one at the end of each text
 SHORTEST = 8
 NAMED: dict[str, int | None] = {"short": 128, "1k": 1024, "4k": 4096, "max": None}

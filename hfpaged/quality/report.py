@@ -46,6 +46,7 @@ class Report:
             "layers": [effect._asdict() for effect in self.layers],
             "heads": [effect._asdict() for effect in self.heads],
             "exempting": self.exempting,
+            "failures": [failure for one in self.judged for failure in _failures(one)],
             "verdict": self.last_line,
             "exit_code": self.exit_code,
         }
@@ -135,7 +136,13 @@ def _target(one: Judged) -> str:
 def _record(one: Judged) -> dict[str, Any]:
     target = {"target": one.target, "target_missed": one.target_missed}
     figures = {name: _plain(value) for name, value in asdict(one.figures).items()}
-    return figures | {"fit": one.is_fit, "misses": one.misses} | target
+    return figures | {"fit": one.is_fit, "misses": [str(miss) for miss in one.misses]} | target
+
+
+def _failures(one: Judged) -> list[dict[str, Any]]:
+    """Each limit that a format broke, for machines."""
+    where = {"format": one.figures.format, "context": one.figures.context.name}
+    return [where | miss.as_json() | {"reason": str(miss)} for miss in one.misses]
 
 
 def _plain(value: Any) -> Any:

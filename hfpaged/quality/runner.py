@@ -15,9 +15,17 @@ from hfpaged.conditions import cpu_threads, quiet_transformers
 from hfpaged.errors import InvalidConfigError
 from hfpaged.kv_scales import LARGEST, KVScales
 from hfpaged.picture import check_png
-from hfpaged.quality import report
+from hfpaged.quality import report, thresholds_of
 from hfpaged.quality.calibration import calibrate
-from hfpaged.quality.contexts import Context, fit_all, parse_contexts
+from hfpaged.quality.contexts import (
+    DEFAULT_CONTEXTS,
+    QUICK_CONTEXTS,
+    QUICK_TEXTS,
+    TEXTS,
+    Context,
+    fit_all,
+    parse_contexts,
+)
 from hfpaged.quality.corpus import Corpus, load_corpus
 from hfpaged.quality.examination import examine, rank
 from hfpaged.quality.plot import draw
@@ -35,26 +43,29 @@ WIDTH = 190  # of the table where stdout is no terminal
 def run(args: argparse.Namespace) -> int:
     """Print the tables and the verdict; 3 if a format is not fit. Raises InvalidConfigError, DemoModelError."""
     _check(args)
-    contexts = parse_contexts(args.contexts)
+    thresholds = thresholds_of(args)
+    contexts = parse_contexts(args.contexts or (QUICK_CONTEXTS if args.quick else DEFAULT_CONTEXTS))
     sides = [] if args.calibrate else parse_sides(args.kv or JUDGED, args.against, _scales(args.kv_scales))
     with cpu_threads(args.threads), quiet_transformers():
         model, tokenizer = demo_model.load(_model_name(args), args.dtype, args.device)
         corpus = load_corpus(args.data, tokenizer)
         try:
             with torch.inference_mode():
-                return _run(args, model, corpus, contexts, sides)
+                return _run(args, model, corpus, contexts, sides, thresholds)
         finally:
             hfpaged.unpatch(model)
 
 
 def _run(
-    args: argparse.Namespace, model: PreTrainedModel, corpus: Corpus, contexts: list[Context], sides: list[Side]
-) -> int:
-    subject = Subject.of(model, corpus, args.texts, [NATIVE, *sides])
+    args: argparse.Namespace, model: PreTrainedModel, corpus: Corpus, contexts: list[Context], sides: list[Side],
+    thresholds: Thresholds,
+) -> int:  # fmt: skip
+    texts = args.texts or (QUICK_TEXTS if args.quick else TEXTS)
+    subject = Subject.of(model, corpus, texts, [NATIVE, *sides])
     contexts = fit_all(contexts, subject.positions, corpus.available)
     if args.calibrate:
         return _calibrate(args.calibrate, subject, contexts, args.kv or CALIBRATED)
-    found = _judge(args, subject, contexts, sides)
+    found = _judge(args, subject, contexts, sides, thresholds)
     _print(found, contexts, subject, args.json)
     if args.json:
         json_file.write(args.json, found.as_json())
@@ -63,8 +74,9 @@ def _run(
     return found.exit_code
 
 
-def _judge(args: argparse.Namespace, subject: Subject, contexts: list[Context], sides: list[Side]) -> Report:
-    thresholds = Thresholds(args.max_ppl_change, args.max_kl, args.min_top1)
+def _judge(
+    args: argparse.Namespace, subject: Subject, contexts: list[Context], sides: list[Side], thresholds: Thresholds
+) -> Report:
     is_demo = _model_name(args) is None
     with progress() as begin:
         figures = [one for context in contexts for one in examine(subject, context, sides, begin)]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from hfpaged.quality.limits import LIMITS, Miss, missed, percent
 
 if TYPE_CHECKING:
     from hfpaged.quality.figures import Figures
@@ -13,22 +14,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Thresholds:
-    """Shares as parts of 1, KL in nats."""
+    """Shares as parts of 1, KL in nats; None: that figure does not decide. Figures count as they were measured, as
+    their standard errors are.
+    """
 
-    max_ppl_change: float = 0.01
-    max_kl: float = 0.02
-    min_top1: float = 0.93
+    max_ppl_change: float | None = 0.01
+    max_kl: float | None = 0.02
+    min_top1: float | None = 0.93
+    min_rouge_l: float | None = None
 
-    def misses(self, figures: Figures) -> list[str]:
-        """What is not good enough, in words. A figure that is no number misses."""
-        told = []
-        if not figures.ppl_change <= self.max_ppl_change:
-            told.append(f"perplexity {percent(figures.ppl_change)} is above {percent(self.max_ppl_change)}")
-        if not figures.kl_mean <= self.max_kl:
-            told.append(f"KL {figures.kl_mean:.2g} is above {self.max_kl:g}")
-        if not figures.top1 >= self.min_top1:
-            told.append(f"top-1 {100 * figures.top1:.1f} % is below {100 * self.min_top1:g} %")
-        return told
+    @classmethod
+    def only(cls, limits: Mapping[str, float]) -> Thresholds:
+        """These, by their names here, and no other."""
+        none: dict[str, float | None] = {limit.threshold: None for limit in LIMITS}
+        return cls(**none | dict(limits))
+
+    def misses(self, figures: Figures) -> list[Miss]:
+        """What is not good enough. A figure that is no number misses."""
+        found = (missed(limit, getattr(self, limit.threshold), figures) for limit in LIMITS)
+        return [one for one in found if one is not None]
 
 
 @dataclass(frozen=True)
@@ -61,23 +65,6 @@ DEMO_TARGETS = {
     "k8v4": Target(0.42, 0.006, 0.93),
     "int4": Target(0.31, 0.02, 0.91),
 }
-
-
-def share(text: str) -> float:
-    """ "0.5%" as a part of 1. The sign must be there: 0.93 could mean either."""
-    try:
-        if not text.strip().endswith("%"):
-            raise ValueError
-        return float(text.strip()[:-1]) / 100
-    except ValueError:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is no share; write a percentage with its sign, such as 0.5%"
-        ) from None
-
-
-def percent(change: float) -> str:
-    """A change with its sign: 0.0012 is "+0.12 %"."""
-    return f"{100 * change:+.2f} %"
 
 
 def worst(all_figures: Sequence[Figures]) -> tuple[float, float, float]:

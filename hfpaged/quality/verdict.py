@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hfpaged.quality.figures import Figures
-from hfpaged.quality.thresholds import DEMO_TARGETS, Thresholds, percent, worst
+from hfpaged.quality.limits import Miss, percent
+from hfpaged.quality.thresholds import DEMO_TARGETS, Thresholds, worst
 
 UNFIT = 3  # as `hfpaged bench` exits for a target that was missed
 
@@ -16,7 +17,7 @@ class Judged:
     """Figures with what they miss of the thresholds, and of this project's own target where there is one: None else."""
 
     figures: Figures
-    misses: list[str]
+    misses: list[Miss]
     target: str | None
     target_missed: list[str] | None
 
