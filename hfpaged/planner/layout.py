@@ -8,7 +8,8 @@ from dataclasses import dataclass
 @dataclass(frozen=True)
 class PoolLayout:
     """`windows` by layer group, None for full attention; a block of any group takes `block_bytes`, scales included.
-    `state_bytes` are kept for each sequence outside of blocks, and `residual_bytes` besides by formats of four bits.
+    Outside of blocks each sequence has `state_bytes`, `token_bytes` for each of its tokens (the keys of an indexer, and
+    layers that hfpaged leaves to transformers), and with formats of four bits `residual_bytes`.
     """
 
     kv_format: str
@@ -17,11 +18,18 @@ class PoolLayout:
     block_bytes: int
     state_bytes: int = 0
     residual_bytes: int = 0
+    token_bytes: int = 0
 
     def blocks(self, tokens: int) -> int:
-        """Blocks of one sequence of `tokens` stored tokens, in all groups."""
-        return sum(-(-min(tokens, window or tokens) // self.block_size) for window in self.windows)
+        """The most blocks, in all groups, of one sequence that has grown to `tokens` stored tokens."""
+        return sum(self._group_blocks(tokens, window) for window in self.windows)
 
     def sequence_bytes(self, tokens: int) -> int:
         """Bytes of one sequence, rounded up to blocks."""
-        return self.blocks(tokens) * self.block_bytes + self.state_bytes + self.residual_bytes
+        beside = self.state_bytes + self.residual_bytes + tokens * self.token_bytes
+        return self.blocks(tokens) * self.block_bytes + beside
+
+    def _group_blocks(self, tokens: int, window: int | None) -> int:
+        """A window seldom begins where a block does, so it may reach into one block more than it fills."""
+        whole = -(-tokens // self.block_size)
+        return whole if window is None else min(whole, (window - 2) // self.block_size + 2)

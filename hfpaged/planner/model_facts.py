@@ -7,18 +7,22 @@ from typing import Any, Literal
 
 # full       keys and values of all tokens
 # sliding    those of the last `window` tokens
-# chunked    those of the chunk of `window` tokens that the newest token is in; hfpaged stores such a layer as full
+# chunked    those of the chunk of `window` tokens that the newest token is in; stored as those of the last `window`
 # state      no keys and values, but a state for each sequence, of any length
 # borrowed   reads what another layer stores
+# none       stores nothing, as it has no attention
 # dense      keys and values that hfpaged leaves to transformers' own layer
-Kind = Literal["full", "sliding", "chunked", "state", "borrowed", "dense"]
+Kind = Literal["full", "sliding", "chunked", "state", "borrowed", "none", "dense"]
 
 
 @dataclass(frozen=True)
 class LayerKV:
-    """What one layer keeps of a sequence. `kv_heads` heads with `key_dim` and `value_dim` numbers for each token;
-    `latent_dim` numbers instead where a model of multi-head latent attention (DeepSeek-V2, arXiv 2405.04434) would
-    store its latent only; `state_bytes` for each sequence.
+    """What one layer keeps of a sequence. `kv_heads` heads with `key_dim` and `value_dim` numbers for each token; with
+    multi-head latent attention (DeepSeek-V2, arXiv 2405.04434) one head, whose key is the latent and whose value the
+    rotary part, `latent_dim` numbers together, as transformers hands them to the cache.
+
+    Beside blocks: `state_dim` numbers of the model's dtype and `state_bytes` bytes for each sequence; `side_dim`
+    numbers and `side_bytes` bytes for each token (the keys of an indexer).
     """
 
     kind: Kind
@@ -27,13 +31,17 @@ class LayerKV:
     value_dim: int = 0
     window: int | None = None
     latent_dim: int | None = None
+    state_dim: int = 0
     state_bytes: int = 0
+    side_dim: int = 0
+    side_bytes: int = 0
 
 
 @dataclass(frozen=True)
 class ModelFacts:
     """One model. `dtype` is the one of its weights, by its config; sizes of 0 or None are not in the config.
-    `cross_layers` keep the keys and values of what an encoder read, which do not grow.
+    `cross_layers` keep the keys and values of what an encoder read, which do not grow. `notes` are for people: what
+    was taken for granted where the config says nothing.
     """
 
     name: str
@@ -46,6 +54,8 @@ class ModelFacts:
     intermediate_size: int = 0
     vocab_size: int = 0
     max_positions: int | None = None
-    config: dict[str, Any] = field(default_factory=dict, repr=False)  # of the part that generates, as in config.json
+    # Of the part that generates: what is in config.json, with the family's defaults for what is not.
+    config: dict[str, Any] = field(default_factory=dict, repr=False)
     whole: dict[str, Any] = field(default_factory=dict, repr=False)  # all of config.json: towers, quantization_config
     folder: str | None = None  # where config.json lies; weights may lie beside it
+    notes: tuple[str, ...] = ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hfpaged.config import DEFAULT_BLOCK_SIZE, check_block_size, check_count
 from hfpaged.errors import InvalidConfigError
 from hfpaged.layer_groups import LayerGroup, group_layers
-from hfpaged.planner.kv_formats import PlanFormat, check_dims, dtype_bytes, plan_format
+from hfpaged.planner.kv_formats import check_dims, dtype_bytes, plan_format
 from hfpaged.planner.layout import PoolLayout
 from hfpaged.planner.model_facts import LayerKV, ModelFacts
 
@@ -33,8 +33,9 @@ def layout_of(
         fmt.name, block_size,
         tuple(_shorter(group.window, window) for group in groups),
         sum(fmt.block_bytes(*shape, block_size, computed) for shape in shapes),
-        -(-sum(layer.state_bytes for layer in facts.layers) // tp),
-        len(groups) * _residual_bytes(fmt, shapes, block_size, computed),
+        _state_bytes(facts, tp, computed),
+        len(groups) * sum(fmt.residual_bytes(*shape, block_size, computed) for shape in shapes),
+        _token_bytes(facts, tp, computed),
     )  # fmt: skip
 
 
@@ -43,13 +44,10 @@ def dense_bytes(facts: ModelFacts, tokens: int, tp: int = 1, dtype: str | None =
     last `window` - 1 in layers with a window, and the states.
     """
     _check_tp(facts, tp)
-    size = dtype_bytes(dtype or facts.dtype)
-    numbers = sum(
-        heads * (key_dim + value_dim) * _kept(layer, tokens)
-        for layer in facts.layers
-        for heads, key_dim, value_dim in [_shape(layer, tp)]
-    )
-    return numbers * size + -(-sum(layer.state_bytes for layer in facts.layers) // tp)
+    computed = dtype or facts.dtype
+    numbers = sum(_row(layer, tp) * _kept(layer, tokens) for layer in facts.layers if layer.kind in _PAGED)
+    states = _state_bytes(facts, tp, computed) + _token_bytes(facts, tp, computed) * tokens
+    return numbers * dtype_bytes(computed) + states
 
 
 def cross_bytes(facts: ModelFacts, encoder_tokens: int, tp: int = 1, dtype: str | None = None) -> int:
@@ -57,8 +55,7 @@ def cross_bytes(facts: ModelFacts, encoder_tokens: int, tp: int = 1, dtype: str 
     without any. hfpaged leaves them to transformers' own cache.
     """
     _check_tp(facts, tp)
-    shapes = [_shape(layer, tp) for layer in facts.cross_layers]
-    numbers = sum(heads * (key_dim + value_dim) for heads, key_dim, value_dim in shapes)
+    numbers = sum(_row(layer, tp) for layer in facts.cross_layers)
     return numbers * encoder_tokens * dtype_bytes(dtype or facts.dtype)
 
 
@@ -68,18 +65,29 @@ def rank_heads(heads: int, tp: int) -> int:
 
 
 def _groups(facts: ModelFacts) -> tuple[LayerGroup, ...]:
-    windows = {place: layer.window for place, layer in enumerate(facts.layers) if layer.kind in _PAGED}
-    chunked = {place for place, layer in enumerate(facts.layers) if layer.kind == "chunked"}
-    return group_layers({place: None if place in chunked else window for place, window in windows.items()})
+    return group_layers({number: layer.window for number, layer in enumerate(facts.layers) if layer.kind in _PAGED})
 
 
 def _shape(layer: LayerKV, tp: int) -> tuple[int, int, int]:
     return rank_heads(layer.kv_heads, tp), layer.key_dim, layer.value_dim
 
 
-def _residual_bytes(fmt: PlanFormat, shapes: list[tuple[int, int, int]], block_size: int, computed: str) -> int:
-    """Of the unfilled block of one group of one sequence."""
-    return sum(fmt.residual_bytes(*shape, block_size, computed) for shape in shapes)
+def _row(layer: LayerKV, tp: int) -> int:
+    """Numbers of one token."""
+    heads, key_dim, value_dim = _shape(layer, tp)
+    return heads * (key_dim + value_dim)
+
+
+def _state_bytes(facts: ModelFacts, tp: int, computed: str) -> int:
+    size = dtype_bytes(computed)
+    return -(-sum(layer.state_dim * size + layer.state_bytes for layer in facts.layers) // tp)
+
+
+def _token_bytes(facts: ModelFacts, tp: int, computed: str) -> int:
+    """Of each token outside of blocks. The keys of an indexer are those of one head: every rank has them all."""
+    dense = sum(_row(layer, tp) for layer in facts.layers if layer.kind == "dense")
+    side = sum(layer.side_dim for layer in facts.layers)
+    return (dense + side) * dtype_bytes(computed) + sum(layer.side_bytes for layer in facts.layers)
 
 
 def _kept(layer: LayerKV, tokens: int) -> int:
