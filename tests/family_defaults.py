@@ -15,12 +15,18 @@ from transformers import CONFIG_MAPPING, PreTrainedConfig
 from transformers.models.auto import modeling_auto
 
 FILE = Path(__file__).parent.parent / "hfpaged" / "planner" / "families.json"
-PARTS = ("text_config", "decoder", "generator")  # where transformers looks for the part that generates
+PARTS = (
+    "text_config",
+    "decoder",
+    "generator",
+    "decoder_config",
+    "thinker_config",
+)  # what may be the part that generates
 # What says nothing of sizes.
 NOISE = re.compile(
     r".*(_token_(id|index)|token_id|dropout|drop|_prob|_eps|eps|initializer|seed|_std|_loss|loss_|_coef|_act|activation|"
     r"_scale|scale_|temperature|_bias|bias|_id\b|jitter|beam|labels|summary|spec_augment|mask_|vision|image|video|audio|"
-    r"speech|vocoder|t2u|codec|unit_|forced|router_z|ignore|clip|output_|penalty|return|use_cache|chunk_size_feed|"
+    r"speech|vocoder|t2u|codec|unit_|forced|router_z|ignore|clip|output_(hidden|att|router)|penalty|return|use_cache|chunk_size_feed|"
     r"is_decoder|add_cross|torchscript|early_stopping|slow_but).*"
     r"|(architectures|transformers_version|id2label|label2id|rope_parameters|dtype|problem_type|eos|bos|pad)"
 )
@@ -56,7 +62,13 @@ def _family(cls: type[PreTrainedConfig], parts: dict[str, Any]) -> dict[str, Any
     if names := {ours: theirs for ours, theirs in cls.attribute_map.items() if not NOISE.fullmatch(ours)}:
         family["names"] = names
     if parts:
-        family["parts"] = {key: [spec.model_type, _plain(spec.init_kwargs)] for key, spec in parts.items()}
+        family["parts"] = {
+            key: [
+                spec.model_type,
+                _plain(spec.init_kwargs) | {k: None for k, v in spec.init_kwargs.items() if v is None},
+            ]
+            for key, spec in parts.items()
+        }
     return family
 
 
@@ -83,7 +95,7 @@ def _plain(values: dict[str, Any]) -> dict[str, Any]:
 def _is_size(name: str, value: Any) -> bool:
     if isinstance(value, (list, tuple)):
         return bool(value) and all(isinstance(each, (int, str)) for each in value)
-    return isinstance(value, (bool, int)) or (isinstance(value, str) and "dim" in name + "_dim" and len(value) < 24)
+    return isinstance(value, (bool, int)) or (isinstance(value, str) and (len(value) < 16 or "pattern" in name))
 
 
 def text() -> str:

@@ -9,7 +9,9 @@ from typing import Any
 
 # Where the part that generates is kept inside the config of a larger model: transformers' names, then those of models
 # that bring code of their own.
-PARTS = ("text_config", "decoder", "generator", "thinker_config", "llm_config", "language_config", "llm")
+PARTS = (
+    "text_config", "decoder", "generator", "decoder_config", "thinker_config", "llm_config", "language_config", "llm",
+)  # fmt: skip
 
 
 @functools.cache
@@ -36,7 +38,7 @@ def generating_part(values: dict[str, Any]) -> tuple[dict[str, Any], str]:
         if isinstance(part, dict):
             return generating_part(_inherit(values, part, known.get(key, [model_type])[0]))
     for own_type, given in known.values():
-        return {**given, **{k: v for k, v in values.items() if k != "model_type"}}, own_type
+        return generating_part({**given, **values, "model_type": own_type})
     return values, model_type
 
 

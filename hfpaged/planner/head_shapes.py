@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from hfpaged.errors import InvalidConfigError
 from hfpaged.planner.fields import Fields, missing
-from hfpaged.planner.layer_types import HYBRID_SLIDING, SLIDING
+from hfpaged.planner.layer_rules import HYBRID_SLIDING, SLIDING
 
 
 class HeadShape(NamedTuple):
@@ -45,13 +45,15 @@ def head_dim(fields: Fields) -> int:
 
 def attention_heads(fields: Fields) -> int:
     """Heads of queries, the most of any layer where layers differ; 0 where a config has none."""
+    if fields.model_type == "jetmoe":
+        return fields.count("num_key_value_heads") * fields.count("num_experts_per_tok")
     heads: Any = fields.get("num_attention_heads", 0)
     return max(heads) if isinstance(heads, list) else int(heads)
 
 
 def _latent(fields: Fields) -> HeadShape:
     """Multi-head latent attention: the latent and the rotary part of the keys, each as one head."""
-    rank, rotary = fields.count("kv_lora_rank"), fields.count("qk_rope_head_dim")
+    rank, rotary = fields.count("kv_lora_rank"), int(fields.get("qk_rope_head_dim", 0))
     return HeadShape(1, rank, rotary, rank + rotary)
 
 
@@ -151,5 +153,6 @@ _RULES: dict[str, Callable[[Fields, int, str], HeadShape]] = {
     "falcon": _falcon, "gpt_bigcode": _multi_query, "dbrx": _dbrx, "jetmoe": _jetmoe, "mimo_v2_flash": _mimo,
     "cohere2": _whole_width, "cohere_compass_text": _whole_width, "recurrent_gemma": _whole_width,
     "zamba": _zamba, "zamba2": _zamba, "gemma4_text": _gemma4, "gemma4_unified_text": _gemma4,
+    "diffusion_gemma_text": _gemma4,
     "chatglm": _chatglm, "deci": _deci, "nemotron-nas": _deci,
 }  # fmt: skip

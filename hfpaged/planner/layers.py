@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from hfpaged.errors import InvalidConfigError
-from hfpaged.planner import layer_types as types
+from hfpaged.planner import layer_rules as types
 from hfpaged.planner.fields import Fields
 from hfpaged.planner.head_shapes import head_shape
+from hfpaged.planner.layer_types import layer_types
 from hfpaged.planner.model_facts import Kind, LayerKV
 from hfpaged.planner.state_sizes import state_of
+from hfpaged.planner.windows import window_of
 
 _KINDS: dict[str, Kind] = {
     types.FULL: "full", types.INDEXED: "full", types.HYBRID: "full",
@@ -21,11 +25,11 @@ _POSITIONS = 3 * 8  # Qwen 4 keeps the three rotary positions of each token in i
 
 def layers_of(fields: Fields) -> tuple[LayerKV, ...]:
     """What each layer of the decoder keeps. Raises InvalidConfigError for what the config does not tell."""
-    kinds = types.layer_types(fields)
+    kinds = layer_types(fields)
     shared = int(fields.get("num_kv_shared_layers", 0))
     layers = [_layer(fields, number, kind) for number, kind in enumerate(kinds)]
     own = len(layers) - shared if shared < len(layers) else 0
-    crossing = set(fields.get("cross_attention_layers", ()))
+    crossing = set(_crossing(fields))
     return tuple(
         LayerKV("borrowed") if number >= own else LayerKV("none") if number in crossing else layer
         for number, layer in enumerate(layers)
@@ -34,11 +38,18 @@ def layers_of(fields: Fields) -> tuple[LayerKV, ...]:
 
 def cross_layers_of(fields: Fields) -> tuple[LayerKV, ...]:
     """Layers that keep what they attend to in an encoder's output: all of an encoder-decoder, some of Mllama."""
-    if fields.get("cross_attention_layers"):
-        return tuple(_attending(fields, number, types.FULL) for number in fields.get("cross_attention_layers"))
+    if crossing := _crossing(fields):
+        return tuple(_attending(fields, number, types.FULL) for number in crossing)
     if not fields.get("is_encoder_decoder"):
         return ()
     return tuple(_attending(fields, number, types.FULL) for number in range(fields.count("num_hidden_layers")))
+
+
+def _crossing(fields: Fields) -> Sequence[int]:
+    """Layers that attend to pictures alone."""
+    default = range(3, 40, 5) if fields.model_type == "mllama_text_model" else ()
+    given: Sequence[int] = fields.get("cross_attention_layers", default)
+    return given
 
 
 def _layer(fields: Fields, number: int, layer_type: str) -> LayerKV:
@@ -72,7 +83,7 @@ def _window(fields: Fields, number: int, kind: Kind, layer_type: str) -> int | N
         return own.count("attention_chunk_size")
     if kind != "sliding":
         return None
-    window = types.window_of(own)
+    window = window_of(own)
     if window is None:
         raise InvalidConfigError(
             f"layer {number} of model type {fields.model_type!r} is of type {layer_type!r}, and the config has no "
@@ -88,10 +99,12 @@ def _indexer(fields: Fields, number: int, layer_type: str) -> tuple[int, int]:
     modes = fields.get("indexer_types") or _indexer_modes(fields)
     if modes and number < len(modes) and modes[number] == "shared":
         return 0, 0
+    if fields.model_type == "qwen4_exp_text" and fields.get("indexer_head_dim") is None:
+        return 0, 0
     dim = fields.count("index_head_dim", fields.get("indexer_head_dim"))
     if fields.model_type == "dots3_note_text":  # normed in float32, and left so
         return 0, 4 * dim
-    is_first = number == types.layer_types(fields).index(layer_type)
+    is_first = number == layer_types(fields).index(layer_type)
     return dim, _POSITIONS if fields.model_type == "qwen4_exp_text" and is_first else 0
 
 

@@ -16,8 +16,8 @@ from hfpaged.planner.model_facts import ModelFacts
 _PAGED = ("full", "sliding", "chunked")
 # Families whose caches transformers makes as classes of their own, or that take none.
 _OWN_CACHE = (
-    "blt", "deepseek_v4", "falcon_mamba", "mamba", "mamba2", "minimax", "openai-gpt", "reformer", "rwkv", "xlnet",
-    "xlstm",
+    "blt", "deepseek_v4", "falcon_mamba", "mamba", "mamba2", "minimax", "openai-gpt", "reformer", "rwkv",
+    "unlimited_ocr_text", "xlnet", "xlstm",
 )  # fmt: skip
 
 
@@ -34,7 +34,7 @@ def facts_of(values: dict[str, Any], name: str, folder: Path | None = None) -> M
     """The facts in the fields of one config.json. Raises InvalidConfigError."""
     part, model_type = generating_part(values)
     fields = Fields(part, model_type)
-    _check(fields)
+    _check(fields, str(values.get("model_type") or model_type))
     layers = layers_of(fields)
     if not any(layer.kind in _PAGED for layer in layers):
         raise InvalidConfigError(_nothing(name, model_type))
@@ -57,13 +57,13 @@ def facts_of(values: dict[str, Any], name: str, folder: Path | None = None) -> M
     )
 
 
-def _check(fields: Fields) -> None:
-    """What a config of whatever family has, and families that nothing can be paged of."""
-    if fields.model_type in _OWN_CACHE or fields.model_type.endswith("_assistant"):
-        raise InvalidConfigError(_nothing("the config", fields.model_type))
-    needed = (
-        ["num_attention_heads"] if fields.model_type == "nemotron_h" else ["num_hidden_layers", "num_attention_heads"]
-    )
+def _check(fields: Fields, whole: str) -> None:
+    """Families that nothing can be paged of, and what a config of every other family has."""
+    if {fields.model_type, whole} & set(_OWN_CACHE) or whole.endswith("_assistant"):
+        raise InvalidConfigError(_nothing("the config", whole))
+    needed = {"num_hidden_layers": None, "num_attention_heads": None}
+    needed.pop("num_hidden_layers" if fields.model_type == "nemotron_h" else "", None)
+    needed.pop("num_attention_heads" if fields.model_type == "jetmoe" else "", None)
     lacking = [name for name in needed if fields.get(name) is None]
     if lacking:
         raise missing(fields, lacking)

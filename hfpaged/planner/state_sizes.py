@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from hfpaged.planner.fields import Fields
 from hfpaged.planner.head_shapes import head_dim, head_shape
-from hfpaged.planner.layer_types import CONV, HYBRID, HYBRID_SLIDING, LINEAR
+from hfpaged.planner.layer_rules import CONV, HYBRID, HYBRID_SLIDING, LINEAR
 
 _FLOAT32 = 4
 
