@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from hfpaged.planner.config_numbers import Config, by_layer, number
+from hfpaged.planner.config_numbers import Config, by_layer, flag, number
 from hfpaged.planner.model_facts import LayerKV, ModelFacts
-from hfpaged.planner.parameter_families import TWO_MATRICES
+from hfpaged.planner.parameter_families import ONE_SHARED_EXPERT, OUTPUT_GATE, TWO_MATRICES
 
 EXPERTS = ("n_routed_experts", "num_local_experts", "num_experts", "moe_num_experts", "num_routed_experts")
 EXPERT_INNER = ("moe_intermediate_size", "expert_ffn_hidden_size", "moe_ffn_hidden_size", "expert_dim")
+SHARED = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
+SHARED_INNER = ("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size", "shared_intermediate_size")
 
 
 def attention(facts: ModelFacts, layer: LayerKV) -> int:
@@ -16,10 +18,19 @@ def attention(facts: ModelFacts, layer: LayerKV) -> int:
     if number(config, "kv_lora_rank"):
         return _latent_attention(config, hidden, facts.attention_heads)
     heads = facts.attention_heads
+    if facts.model_type == "jetmoe":
+        return _mixture_of_attention(facts, layer)
     key = layer.key_dim or number(config, "head_dim", default=hidden // max(heads, 1))
     value = layer.value_dim or key
     own = 0 if layer.kind == "borrowed" else layer.kv_heads * (key + value)
-    return hidden * (heads * (key + value) + own)
+    gate = heads * value if facts.model_type in OUTPUT_GATE else 0
+    return hidden * (heads * (key + value) + own + gate)
+
+
+def _mixture_of_attention(facts: ModelFacts, layer: LayerKV) -> int:
+    """JetMoE (arXiv 2404.07413): queries and output of each expert, keys and values shared."""
+    width = layer.kv_heads * layer.key_dim
+    return facts.hidden_size * width * 2 * (1 + num_experts(facts.config))
 
 
 def _latent_attention(config: Config, hidden: int, heads: int) -> int:
@@ -33,7 +44,9 @@ def _latent_attention(config: Config, hidden: int, heads: int) -> int:
 
 
 def matrices(config: Config, model_type: str) -> int:
-    """Of an MLP: up and down, and a gate in most families."""
+    """Of an MLP: up and down, and a gate in most families. T5 and its kin say so."""
+    if "feed_forward_proj" in config:
+        return 3 if str(config["feed_forward_proj"]).startswith("gated") else 2
     return 2 if model_type in TWO_MATRICES else 3
 
 
@@ -43,7 +56,7 @@ def num_experts(config: Config) -> int:
 
 def is_sparse(config: Config, layer: int) -> bool:
     """Whether `layer` has routed experts in place of the one MLP."""
-    if num_experts(config) < 2:
+    if num_experts(config) < 2 or config.get("is_moe") is False:
         return False
     kind = by_layer(config, "mlp_layer_types", layer)
     if kind is not None:
@@ -54,7 +67,8 @@ def is_sparse(config: Config, layer: int) -> bool:
         return layer in config["moe_layers"]
     if layer in (config.get("mlp_only_layers") or []):
         return False
-    return layer >= number(config, "first_k_dense_replace", "num_dense_layers") and _in_turn(config, layer)
+    first = number(config, "first_k_dense_replace", "num_dense_layers", "moe_layer_start_index")
+    return layer >= first and _in_turn(config, layer)
 
 
 def _in_turn(config: Config, layer: int) -> bool:
@@ -74,16 +88,29 @@ def experts(facts: ModelFacts) -> int:
 def beside_experts(facts: ModelFacts) -> int:
     """The router of one layer, and the experts that every token takes."""
     config = facts.config
-    inner = number(config, "shared_expert_intermediate_size", "moe_shared_expert_intermediate_size")
-    inner = inner or number(config, "shared_intermediate_size")
-    inner = inner or number(config, "n_shared_experts", "num_shared_experts", "moe_num_shared_experts") * number(
-        config, *EXPERT_INNER, default=facts.intermediate_size
-    )
-    shared = matrices(config, facts.model_type) * facts.hidden_size * inner
-    return shared + num_experts(config) * facts.hidden_size
+    inner = number(config, *SHARED_INNER)
+    if not inner:
+        shared = number(config, *SHARED, default=1 if facts.model_type in ONE_SHARED_EXPERT else 0)
+        inner = shared * number(config, *EXPERT_INNER, default=facts.intermediate_size)
+    matrix = facts.hidden_size * inner
+    return matrices(config, facts.model_type) * matrix + num_experts(config) * facts.hidden_size
 
 
 def dense_mlp(facts: ModelFacts, layer: int) -> int:
     """The one MLP of a layer without experts."""
     inner = by_layer(facts.config, "intermediate_size", layer, facts.intermediate_size) or 4 * facts.hidden_size
-    return matrices(facts.config, facts.model_type) * facts.hidden_size * int(inner)
+    inner = _rounded(facts.config, facts.model_type, int(inner))
+    return matrices(facts.config, facts.model_type) * facts.hidden_size * inner
+
+
+def _rounded(config: Config, model_type: str, inner: int) -> int:
+    """The size within an MLP where families make another one of what their config says."""
+    if model_type == "recurrent_gemma":
+        return inner // 2
+    if model_type == "xlstm":
+        step = number(config, "ffn_round_up_to_multiple_of", default=64)
+        return -(-int(number(config, "hidden_size") * float(config.get("ffn_proj_factor", 2.667))) // step) * step
+    if model_type.startswith("lfm2") and flag(config, "block_auto_adjust_ff_dim"):
+        step = number(config, "block_multiple_of", default=256)
+        return -(-int(2 * inner / 3 * float(config.get("block_ffn_dim_multiplier", 1))) // step) * step
+    return number(config, "intermediate_size_mlp", default=inner)

@@ -28,9 +28,13 @@ _TWO_MATRICES = """
     bloom camembert codegen ctrl data2vec-text electra ernie exaone2 falcon fuyu git gpt-sw3 gpt2 gpt_bigcode gpt_neo
     gpt_neox gpt_neox_japanese gptj jais2 marian mbart megatron-bert mpt mvp nanochat nemotron nemotron_h openai-gpt
     opt pegasus persimmon phi plbart prophetnet rembert roberta roberta-prelayernorm roc_bert roformer rwkv
-    starcoder2 trocr whisper xglm xlm xlm-roberta xlm-roberta-xl xlnet xmod
+    starcoder2 trocr whisper xglm xlm xlm-roberta xlm-roberta-xl xlnet xmod m2m_100 nllb-moe pegasus_x speech_to_text
+    seamless_m4t seamless_m4t_v2 speecht5 led fsmt pix2struct
 """
 TWO_MATRICES = frozenset(_TWO_MATRICES.split())
 
-# Four times the hidden size within the MLP, where the config names no size.
-INNER_IS_FOUR = 4
+# Attention with a gate on its output, as wide as the queries.
+OUTPUT_GATE = frozenset(["hrm_text", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"])
+
+# One expert that all tokens take, of which the config says nothing.
+ONE_SHARED_EXPERT = frozenset(["llama4", "llama4_text"])

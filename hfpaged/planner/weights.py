@@ -46,12 +46,16 @@ def weight_bytes(facts: ModelFacts, dtype: str | None = None, quantization: str 
 def _asked(facts: ModelFacts, name: str | None) -> Quantization | None:
     if name is None:
         return None
-    own = precision.of_config(facts.config)
+    own = _quantization(facts)
     if own is not None:
         raise InvalidConfigError(
             f"quantization={name!r} asks to quantize weights that are quantized already ({own.name}); leave it out"
         )
     return precision.asked_for(name)
+
+
+def _quantization(facts: ModelFacts) -> Quantization | None:
+    return precision.of_config(facts.whole) or precision.of_config(facts.config)
 
 
 def _by_headers(facts: ModelFacts, stored: Stored, bits: int | None, asked: Quantization | None) -> Weights:
@@ -69,7 +73,7 @@ def _tensor_bytes(tensor: Tensor, bits: int | None, asked: Quantization | None) 
 
 def _stored_parameters(facts: ModelFacts, stored: Stored) -> int:
     """Several weights of a quantized model lie in one number: those are counted from the config."""
-    if precision.of_config(facts.config) is not None:
+    if _quantization(facts) is not None:
         return count(facts).total
     return sum(tensor.numel for tensor in stored.tensors)
 
@@ -78,14 +82,14 @@ def _by_size(facts: ModelFacts, stored: Stored, dtype: str | None, asked: Quanti
     """Files that tell their size alone, of numbers in the config's dtype."""
     if asked is not None:
         return _counted(facts, dtype, asked, f"; of {stored.files} only the size is known")
-    own = precision.of_config(facts.config)
+    own = _quantization(facts)
     scale = precision.float_bits(dtype) / precision.float_bits(facts.dtype) if dtype and own is None else 1
     parameters = count(facts).total if own else stored.bytes * 8 // precision.float_bits(facts.dtype)
     return Weights(math.ceil(stored.bytes * scale), parameters, f"size of {stored.files}")
 
 
 def _counted(facts: ModelFacts, dtype: str | None, asked: Quantization | None, why: str) -> Weights:
-    quantized = asked or precision.of_config(facts.config)
+    quantized = asked or _quantization(facts)
     parameters = count(facts)
     total = _counted_bytes(parameters, precision.float_bits(dtype or facts.dtype), quantized)
     return Weights(total, parameters.total, f"counted from the config{_suffix(quantized)}{why}")
