@@ -20,6 +20,7 @@ from hfpaged.telemetry import providers
 COMMANDS = {
     "demo": "chat with a small model, with and without paged KV memory, and compare",
     "serve": "an OpenAI-compatible server around a model, with metrics and a live page",
+    "plan": "what fits on a card, what is short, and the cheapest ways out, from a config alone",
     "support": "whether a model works with PagedCache, how fast, and why",
     "bench": "measure speed and KV memory against plain transformers",
     "quality": "what a quantized KV cache costs in quality, and whether the model bears it",
@@ -28,7 +29,7 @@ COMMANDS = {
 }
 
 # Where a command is at home that has not the package of its name to itself.
-_HOME_OF = {"serve": "hfpaged.serve.command"}
+_HOME_OF = {"serve": "hfpaged.serve.command", "plan": "hfpaged.planner.command"}
 
 # Those that run a model: with OTEL_* variables set their requests are traced and measured.
 OBSERVED = ("demo", "bench", "quality")
@@ -38,6 +39,7 @@ examples:
   hfpaged demo                                   a small model, fetched on the first run
   hfpaged demo --model ./my-model --device cuda  your own model
   hfpaged serve ./my-model                       an OpenAI-compatible server, on port 8000
+  hfpaged plan ./my-model --device h100          what fits on a card, from its config alone
   hfpaged support gemma3_text                    whether a model works, from its config alone
   hfpaged bench --help                           what can be measured
   hfpaged quality ./my-model --kv int8           whether it bears a quantized KV cache

@@ -1,0 +1,126 @@
+"""Whether a workload fits: the pool is what weights, activations and the rest leave of the device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from hfpaged.planner.case import USUAL_SEQUENCES, Case
+from hfpaged.planner.layout import PoolLayout
+from hfpaged.planner.sizes import Weights
+
+# More requests, or longer ones, than anybody plans for: where nothing else is an end.
+MANY, LONG = 1_000_000, 1 << 24
+
+
+@dataclass(frozen=True)
+class Fit:
+    """The answer to `case`, in bytes of one rank. Everything is worked out from the records, nothing from a formula
+    that stands for them: blocks are rounded up, windows and states counted as the pool would.
+    """
+
+    case: Case
+    layout: PoolLayout
+    weights: Weights
+    activations: int
+
+    @property
+    def usable(self) -> int:
+        return int(self.case.machine.memory * self.case.choices.utilization)
+
+    @property
+    def pool(self) -> int:
+        """What is left for keys and values; below 0 where something is missing before there is any."""
+        if self.case.choices.pool is not None:
+            return self.case.choices.pool
+        machine = self.case.machine
+        return self.usable - machine.in_use - self.weights.bytes - self.activations - machine.overhead
+
+    @cached_property
+    def sequences(self) -> int:
+        """Requests of the workload's size that the pool holds at once."""
+        return self._count(self.case.workload.tokens)
+
+    @property
+    def concurrency(self) -> int:
+        """Requests that are to run at once: those asked for, or all that fit, and at least one."""
+        return self.case.workload.concurrency or max(1, self.sequences)
+
+    @cached_property
+    def longest(self) -> int:
+        """Tokens that each request may have if as many as were asked for run at once; one, where nothing was asked."""
+        return self.longest_of(self.case.workload.concurrency or 1)
+
+    @property
+    def limit(self) -> int:
+        """Tokens of the longest text that the model is made for."""
+        return self.case.sizes.facts.max_positions or LONG
+
+    @property
+    def tokens(self) -> int:
+        """Tokens in the pool when it is full of such requests."""
+        return self.sequences * self.case.workload.tokens
+
+    @property
+    def request(self) -> int:
+        """One request, alone."""
+        return self.kv_bytes(self.case.workload.tokens, 1)
+
+    @property
+    def needed(self) -> int:
+        """Of the pool: by all requests together, or by the longest one that is allowed where that is more."""
+        return max(
+            self.kv_bytes(self.case.workload.tokens, self.concurrency), self.kv_bytes(self.case.workload.context, 1)
+        )
+
+    @property
+    def short(self) -> int:
+        """Bytes that are missing, 0 where it fits."""
+        return max(0, self.needed - self.pool)
+
+    @property
+    def fits(self) -> bool:
+        return self.short == 0
+
+    def longest_of(self, count: int) -> int:
+        """Tokens that each of `count` requests may have, at most what the model is made for."""
+        low, high = 0, max(self.limit, self.case.workload.context)
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if self.kv_bytes(middle, count) <= self.pool else (low, middle - 1)
+        return low
+
+    def kv_bytes(self, tokens: int, count: int) -> int:
+        """Of `count` requests of `tokens` tokens: blocks of a common prefix once."""
+        shared, own = self._blocks(tokens)
+        return (shared + own * count) * self.layout.block_bytes + self._beside(tokens) * count
+
+    def _count(self, tokens: int) -> int:
+        shared, own = self._blocks(tokens)
+        each = own * self.layout.block_bytes + self._beside(tokens)
+        left = self.pool - shared * self.layout.block_bytes
+        if left < 0:
+            return 0
+        return min(left // each, MANY) if each else MANY
+
+    def _blocks(self, tokens: int) -> tuple[int, int]:
+        """Blocks that all requests share, and those of each one. Full ones are shared alone, and of those only what is
+        still within a window.
+        """
+        size, prefix = self.layout.block_size, min(self.case.workload.shared_prefix, tokens)
+        gone = [tokens - min(tokens, window or tokens) for window in self.layout.windows]
+        shared = sum(max(0, prefix // size - -(-past // size)) for past in gone)
+        return shared, self.layout.blocks(tokens) - shared
+
+    def _beside(self, tokens: int) -> int:
+        """Of one sequence, outside of blocks."""
+        case = self.case
+        own = case.sizes.beside(tokens, case.workload.encoder, case.choices)
+        return self.layout.state_bytes + self.layout.residual_bytes + own
+
+
+def fit(case: Case) -> Fit:
+    """Work it out. Raises InvalidConfigError for choices that the model cannot take."""
+    sizes, choices = case.sizes, case.choices
+    rows = case.workload.concurrency or USUAL_SEQUENCES
+    return Fit(case, sizes.layout(choices), sizes.weights(choices), sizes.activations(choices, rows))

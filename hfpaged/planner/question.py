@@ -1,0 +1,65 @@
+"""From the flags of `hfpaged plan` to what is asked."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+
+from hfpaged.errors import InvalidConfigError
+from hfpaged.planner.case import Case, Choices, Machine, Workload
+from hfpaged.planner.devices import machine_of
+from hfpaged.planner.model_facts import ModelFacts
+from hfpaged.planner.model_reading import read_model
+from hfpaged.planner.sizes import Sizes
+
+# Of a context, where nothing is said: few requests are longer, and many models take a hundred times as much.
+USUAL_CONTEXT = 8192
+# As hfpaged.engine.sizing has them, which needs torch.
+SHARE_ON_GPU, SHARE_ON_CPU = 0.85, 0.5
+
+
+def case_of(args: argparse.Namespace) -> Case:
+    """Raises InvalidConfigError for a model that cannot be read, and numbers that cannot be."""
+    facts = read_model(args.model)
+    machine = replace(machine_of(args.device), overhead=args.overhead)
+    return Case(
+        Sizes(facts, args.weights, args.activations), workload_of(args, facts), machine, choices_of(args, machine)
+    )
+
+
+def workload_of(args: argparse.Namespace, facts: ModelFacts) -> Workload:
+    """The requests. With an encoder it reads the prompts, and what grows is the answer. Raises InvalidConfigError."""
+    encoder = args.encoder_tokens
+    if facts.cross_layers and encoder is None:
+        encoder, args.prompt = args.prompt or facts.max_positions or USUAL_CONTEXT, 0
+    prompt, output, context = _lengths(args.prompt, args.output, args.context, facts)
+    return Workload(
+        prompt=prompt, output=output, context=context, concurrency=args.concurrency, shared_prefix=args.shared_prefix,
+        encoder=encoder or 0,
+    )  # fmt: skip
+
+
+def choices_of(args: argparse.Namespace, machine: Machine) -> Choices:
+    """What was chosen, and the defaults of `hfpaged serve` for the rest."""
+    share = SHARE_ON_CPU if machine.is_cpu else SHARE_ON_GPU
+    return Choices(
+        kv_format=args.kv_dtype, block_size=args.block_size, window=args.window, tp=args.tp,
+        dtype=None if args.dtype == "auto" else args.dtype, weights_dtype=args.weights_dtype,
+        token_budget=args.token_budget, utilization=args.utilization or share, pool=args.kv_cache_memory,
+    )  # fmt: skip
+
+
+def _lengths(prompt: int | None, output: int | None, context: int | None, facts: ModelFacts) -> tuple[int, int, int]:
+    """Of prompt, output and context: two of them tell the third."""
+    if prompt is None and output is None:
+        context = context or min(facts.max_positions or USUAL_CONTEXT, USUAL_CONTEXT)
+        return context, 0, context
+    if context is None and (prompt is None or output is None):
+        given, missing = ("prompt", "output") if output is None else ("output", "prompt")
+        raise InvalidConfigError(f"--{given} alone leaves the length of a request open; add --{missing} or --context")
+    context = context or max(1, (prompt or 0) + (output or 0))
+    if prompt is None:
+        prompt = max(0, context - (output or 0))
+    if output is None:
+        output = max(0, context - prompt)
+    return prompt, output, context

@@ -1,0 +1,75 @@
+"""A plan for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from hfpaged.planner import words
+from hfpaged.planner.fit import Fit
+from hfpaged.planner.ways_out import WayOut
+
+
+def as_json(found: Fit, ways: Sequence[WayOut], code: int) -> dict[str, Any]:
+    """Everything that the report says, and the exit code. Bytes are of one rank."""
+    facts = found.case.sizes.facts
+    return {
+        "model": facts.name,
+        "model_type": facts.model_type,
+        "dtype": facts.dtype,
+        "layers": words.layers(facts),
+        "machine": asdict(found.case.machine),
+        "choices": asdict(found.case.choices),
+        "workload": asdict(found.case.workload),
+        "memory": _memory(found),
+        "kv": _kv(found),
+        "fits": found.fits,
+        "short_bytes": found.short,
+        "sequences": found.sequences,
+        "longest_tokens": found.longest if found.pool > 0 else 0,
+        "pool_tokens": found.tokens,
+        "verdict": words.verdict(found),
+        "remarks": words.remarks(found),
+        "ways_out": [_way(way) for way in ways],
+        "exit_code": code,
+    }
+
+
+def _memory(found: Fit) -> dict[str, Any]:
+    return {
+        "usable_bytes": found.usable,
+        "weights_bytes": found.weights.bytes,
+        "weights_source": found.weights.source,
+        "activations_bytes": found.activations,
+        "pool_bytes": found.pool,
+    }
+
+
+def _kv(found: Fit) -> dict[str, Any]:
+    layout = found.layout
+    return {
+        "format": layout.kv_format,
+        "block_size": layout.block_size,
+        "block_bytes": layout.block_bytes,
+        "windows": list(layout.windows),
+        "state_bytes": layout.state_bytes,
+        "residual_bytes": layout.residual_bytes,
+        "request_bytes": found.request,
+        "needed_bytes": found.needed,
+    }
+
+
+def _way(way: WayOut) -> dict[str, Any]:
+    return {
+        "change": way.title,
+        "costs": way.costs,
+        "price": round(way.price, 4),
+        "served": way.is_served,
+        "choices": asdict(way.fit.case.choices),
+        "workload": asdict(way.fit.case.workload),
+        "machine": way.fit.case.machine.name,
+        "sequences": way.fit.sequences,
+        "pool_bytes": way.fit.pool,
+        "verdict": words.verdict(way.fit),
+    }

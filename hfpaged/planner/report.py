@@ -1,0 +1,133 @@
+"""A plan for people: where the memory goes, what a request takes, what fits, and the ways out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from hfpaged.planner import words
+from hfpaged.planner.fit import MANY, Fit
+from hfpaged.planner.units import binary, decimal
+from hfpaged.planner.ways_out import WayOut
+
+WIDTH = 120  # where stdout is no terminal
+
+Row = tuple[str, ...]
+
+
+def show(found: Fit, ways: Sequence[WayOut]) -> None:
+    """Print it; the verdict comes last but for the ways out."""
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=WIDTH)
+    facts = found.case.sizes.facts
+    console.print(Text(f"{facts.name} on {found.case.machine.name}", style="bold"))
+    for line in filter(None, (*words.layers(facts), words.grouped(facts))):
+        console.print(Text(f"  {line}", style="dim"))
+    _section(console, "Where the memory goes" + _rank(found), _memory(found))
+    _section(console, "What requests take", _requests(found))
+    if found.pool > 0:
+        _section(console, "What fits", _room(found))
+    console.print()
+    for remark in words.remarks(found):
+        console.print(Text(f"note: {remark}", style="yellow"))
+    console.print(Text(words.verdict(found), style="bold green" if found.fits else "bold red"))
+    if not found.fits:
+        _ways(console, ways)
+
+
+def _section(console: Console, title: str, rows: Iterable[Row]) -> None:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True, justify="right")
+    table.add_column(no_wrap=True, justify="right")
+    table.add_column(style="dim", overflow="fold")
+    for row in rows:
+        table.add_row(*map(Text, row))
+    console.print(Text(f"\n{title}", style="bold"))
+    console.print(Padding(table, (0, 0, 0, 2), expand=False))
+
+
+def _rank(found: Fit) -> str:
+    ranks = found.case.choices.tp
+    return "" if ranks == 1 else f", on each of {ranks} devices"
+
+
+def _memory(found: Fit) -> Iterable[Row]:
+    machine, choices = found.case.machine, found.case.choices
+    blocks = f"{max(0, found.pool) // found.layout.block_bytes:,} blocks" if found.layout.block_bytes else "no blocks"
+    if choices.pool is not None:
+        yield _size("pool", choices.pool, f"as given; {blocks}")
+        return
+    yield _size("device", machine.memory, machine.origin)
+    yield _size("usable", found.usable, f"--utilization {choices.utilization:g}")
+    if machine.in_use:
+        yield _size("- in use now", machine.in_use, "by others")
+    yield _size("- weights", found.weights.bytes, found.weights.source)
+    yield _size("- activations", found.activations, f"of a step of {choices.token_budget:,} tokens (--token-budget)")
+    yield _size("- overhead", machine.overhead, "the device's context, libraries, fragments (--overhead)")
+    yield _size("= pool", found.pool, blocks if found.pool > 0 else "nothing is left")
+
+
+def _requests(found: Fit) -> Iterable[Row]:
+    layout, workload = found.layout, found.case.workload
+    block = layout.block_bytes * len(layout.windows)
+    yield _size("a token", block / layout.block_size, f"KV format {layout.kv_format}, {_dtype(found)}")
+    yield _size("a block", layout.block_bytes, f"{layout.block_size} tokens{_groups(found)}")
+    if layout.state_bytes + layout.residual_bytes:
+        yield _size("besides", layout.state_bytes + layout.residual_bytes, "states and unfilled blocks of a sequence")
+    tokens = f"{workload.prompt:,} + {workload.output:,}" if workload.output else f"{workload.tokens:,}"
+    yield _size("a request", found.request, f"{tokens} tokens: {layout.blocks(workload.tokens):,} blocks")
+    if found.concurrency > 1:
+        shared = f", {workload.shared_prefix:,} tokens of each the same" if workload.shared_prefix else ""
+        together = found.kv_bytes(workload.tokens, found.concurrency)
+        yield _size(f"{found.concurrency:,} requests", together, f"at once{shared}")
+    if workload.context > workload.tokens:
+        yield _size("the longest", found.kv_bytes(workload.context, 1), f"--context {workload.context:,}")
+
+
+def _room(found: Fit) -> Iterable[Row]:
+    tokens = found.case.workload.tokens
+    many = f"{found.sequences:,}" if found.sequences < MANY else "any number"
+    yield ("requests at once", many, "", f"of {tokens:,} tokens each")
+    asked = found.case.workload.concurrency
+    alone = f"tokens each, with {asked:,} at once" if asked else "tokens of one request alone"
+    yield ("longest", f"{found.longest:,}", "", f"{alone}{_end(found)}")
+    yield ("tokens", f"{found.tokens:,}", "", "in all requests together")
+
+
+def _ways(console: Console, ways: Sequence[WayOut]) -> None:
+    if not ways:
+        console.print(Text("no way out was found: neither one change nor two make room; use a smaller model"))
+        return
+    table = Table.grid(padding=(0, 2))
+    table.add_column(justify="right")
+    table.add_column(overflow="fold")
+    table.add_column(style="dim", overflow="fold")
+    for number, way in enumerate(ways, 1):
+        table.add_row(str(number), Text(way.title), Text(way.costs))
+    console.print(Text("\nWays out, the cheapest first, and what each costs", style="bold"))
+    console.print(Padding(table, (0, 0, 0, 2), expand=False))
+
+
+def _end(found: Fit) -> str:
+    return ", which is all that the model takes" if found.longest == found.limit else ""
+
+
+def _dtype(found: Fit) -> str:
+    return f"computed in {found.case.choices.dtype or found.case.sizes.facts.dtype}"
+
+
+def _groups(found: Fit) -> str:
+    windows = found.layout.windows
+    if len(windows) == 1 and windows[0] is None:
+        return ""
+    return f" of one of {len(windows)} layer groups (windows: {', '.join(str(window or 'none') for window in windows)})"
+
+
+def _size(name: str, count: float, line: str) -> Row:
+    return (name, decimal(count), binary(count), line)

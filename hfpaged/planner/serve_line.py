@@ -1,0 +1,55 @@
+"""`--for serve`: the command line of `hfpaged serve` that a plan recommends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hfpaged.errors import InvalidConfigError
+from hfpaged.planner.case import USUAL_SEQUENCES
+from hfpaged.planner.fit import Fit
+from hfpaged.planner.ways_out import WayOut
+
+
+def check_servable(found: Fit) -> None:
+    """Raises InvalidConfigError for what `hfpaged serve` has no flag for."""
+    choices = found.case.choices
+    if choices.window is not None:
+        raise InvalidConfigError("--window is nothing that `hfpaged serve` does; leave it out, or lower --context")
+    if choices.tp > 1:
+        raise InvalidConfigError(f"--tp {choices.tp}: `hfpaged serve` starts one process on one device; leave it out")
+    if choices.weights_dtype is not None:
+        raise InvalidConfigError(
+            f"--weights-dtype {choices.weights_dtype}: `hfpaged serve` takes weights as they are; give the quantized "
+            "checkpoint as MODEL"
+        )
+    if found.case.sizes.facts.cross_layers:
+        raise InvalidConfigError("a model with an encoder is nothing that `hfpaged serve` serves; use generate()")
+
+
+def recommended(found: Fit, ways: Sequence[WayOut]) -> Fit | None:
+    """The plan itself where it fits, else the cheapest way out that `hfpaged serve` has flags for; one that changes
+    tokens where nothing else helps alone.
+    """
+    if found.fits:
+        return found
+    served = sorted((way for way in ways if way.is_served), key=lambda way: not way.same_tokens)
+    return served[0].fit if served else None
+
+
+def serve_words(found: Fit, model: str) -> list[str]:
+    """The words of the command line."""
+    choices, workload = found.case.choices, found.case.workload
+    sequences = workload.concurrency or min(found.concurrency, USUAL_SEQUENCES)
+    flags: dict[str, object] = {
+        "--device": "cpu" if found.case.machine.is_cpu else None,
+        "--dtype": choices.dtype,
+        "--max-model-len": workload.context,
+        "--kv-cache-dtype": choices.kv_format,
+        "--block-size": choices.block_size,
+        "--gpu-memory-utilization": None if choices.pool is not None else f"{choices.utilization:g}",
+        "--kv-cache-memory": choices.pool,
+        "--max-num-seqs": sequences,
+        "--max-num-batched-tokens": max(choices.token_budget, sequences),
+    }
+    given = [str(word) for flag, value in flags.items() if value is not None for word in (flag, value)]
+    return ["hfpaged", "serve", model, *given]

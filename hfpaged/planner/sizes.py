@@ -1,0 +1,89 @@
+"""The bytes of one model under given choices, each worked out once: ways out ask for the same ones again and again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from hfpaged.planner.kv_formats import dtype_bytes
+from hfpaged.planner.layout import PoolLayout
+from hfpaged.planner.model_facts import ModelFacts
+from hfpaged.planner.pool_layout import cross_bytes, dense_bytes, layout_of
+
+if TYPE_CHECKING:
+    from hfpaged.planner.case import Choices
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Bytes of one rank, and where they are known from."""
+
+    bytes: int
+    source: str
+
+
+class Sizes:
+    """Of `facts`. `weights` and `activations` are bytes that are given instead of worked out."""
+
+    def __init__(self, facts: ModelFacts, weights: int | None = None, activations: int | None = None) -> None:
+        self.facts = facts
+        self._weights, self._activations = weights, activations
+        self._known: dict[Hashable, Any] = {}
+
+    @property
+    def has_given_weights(self) -> bool:
+        """Whether no dtype changes them."""
+        return self._weights is not None
+
+    def layout(self, choices: Choices) -> PoolLayout:
+        """The pool of one rank. Raises InvalidConfigError."""
+        key = (choices.kv_format, choices.block_size, choices.tp, choices.window, choices.dtype)
+        return self._once(("layout", *key), lambda: layout_of(self.facts, *key))
+
+    def weights(self, choices: Choices) -> Weights:
+        """Of one rank: layers are split, the embedding is on each."""
+        whole = self._whole_weights(choices)
+        if choices.tp == 1:
+            return whole
+        numbers = self.facts.vocab_size * self.facts.hidden_size
+        everywhere = min(whole.bytes, numbers * dtype_bytes(choices.dtype or self.facts.dtype))
+        return replace(whole, bytes=everywhere + -(-(whole.bytes - everywhere) // choices.tp))
+
+    def activations(self, choices: Choices, rows: int) -> int:
+        """What a step with the whole token budget takes for a while, in which `rows` requests get a token."""
+        if self._activations is not None:
+            return self._activations
+        key = (choices.token_budget, choices.dtype, rows, choices.tp)
+        return self._once(("activations", *key), lambda: self._work(*key))
+
+    def beside(self, tokens: int, encoder: int, choices: Choices) -> int:
+        """What transformers' own layers keep of one sequence outside of the pool."""
+        dense = [layer for layer in self.facts.layers if layer.kind == "dense"]
+        own = dense_bytes(replace(self.facts, layers=tuple(dense)), tokens, choices.tp, choices.dtype) if dense else 0
+        return own + cross_bytes(self.facts, encoder, choices.tp, choices.dtype)
+
+    def _whole_weights(self, choices: Choices) -> Weights:
+        if self._weights is not None:
+            return Weights(self._weights, "as given")
+        key = (choices.dtype, choices.weights_dtype)
+        return self._once(("weights", *key), lambda: self._read_weights(*key))
+
+    def _read_weights(self, dtype: str | None, quantization: str | None) -> Weights:
+        from hfpaged.planner.weights import weight_bytes
+
+        found = weight_bytes(self.facts, dtype, quantization)
+        return Weights(found.bytes, found.source)
+
+    def _work(self, tokens: int, dtype: str | None, rows: int, tp: int) -> int:
+        from hfpaged.planner.activations import activation_bytes
+
+        return activation_bytes(self.facts, tokens, dtype, rows, tp)
+
+    def _once(self, key: Hashable, work: Callable[[], T]) -> T:
+        if key not in self._known:
+            self._known[key] = work()
+        found: T = self._known[key]
+        return found

@@ -1,0 +1,83 @@
+"""A plan in sentences."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from hfpaged.planner.fit import MANY, Fit
+from hfpaged.planner.model_facts import LayerKV, ModelFacts
+from hfpaged.planner.units import counted, decimal
+
+_SEEN = {"full": "full attention", "state": "a state for each sequence", "dense": "caches that are not paged"}
+_PARTS = {2: "half", 3: "a third", 4: "a quarter", 8: "an eighth"}
+
+
+def verdict(found: Fit) -> str:
+    """One sentence: whether it fits, and how much is left or missing."""
+    workload, pool = found.case.workload, decimal(max(0, found.pool))
+    if found.pool <= 0:
+        return f"does not fit: {_too_large(found)}"
+    several = f"{counted(found.concurrency, 'request')} of {workload.tokens:,} tokens"
+    one = found.concurrency == 1
+    if found.fits:
+        more = "" if workload.concurrency is None else f"; {_count(found.sequences)} would"
+        return f"fits: {several} {'takes' if one else 'take'} {decimal(found.needed)} of the pool's {pool}{more}"
+    if found.kv_bytes(workload.tokens, found.concurrency) <= found.pool:
+        several, one = f"one request of --context {workload.context:,} tokens", True
+    can = f"{_count(found.sequences)} of {workload.tokens:,} tokens would fit"
+    need = "needs" if one else "need"
+    short = f"the pool has {pool}: {decimal(found.short)} short"
+    return f"does not fit: {several} {need} {decimal(found.needed)}, {short}; {can}"
+
+
+def layers(facts: ModelFacts) -> list[str]:
+    """What the layers keep, equal ones together."""
+    return [f"{count} x {_layer(layer)}" for layer, count in Counter(facts.layers).items()]
+
+
+def grouped(facts: ModelFacts) -> str | None:
+    """How much of multi-head attention's keys and values a model with fewer KV heads has."""
+    heads = {layer.kv_heads for layer in facts.layers if layer.kv_heads}
+    if len(heads) != 1 or facts.attention_heads <= max(heads) or facts.attention_heads % max(heads):
+        return None
+    times, few = facts.attention_heads // max(heads), max(heads)
+    part = _PARTS.get(times, f"1/{times}")
+    return f"{few} KV heads for {facts.attention_heads} heads: {part} of the keys and values of multi-head attention"
+
+
+def remarks(found: Fit) -> list[str]:
+    """What one should know before believing the figures."""
+    facts, workload, choices = found.case.sizes.facts, found.case.workload, found.case.choices
+    said = []
+    if facts.max_positions and workload.context > facts.max_positions:
+        said.append(f"--context {workload.context:,} is beyond the {facts.max_positions:,} positions of the config")
+    if any(layer.kv_heads % choices.tp for layer in facts.layers if layer.kv_heads):
+        said.append(f"KV heads do not divide by --tp {choices.tp}: some ranks keep the same ones")
+    if choices.window is not None:
+        said.append("--window is for PagedCache(model, window=); `hfpaged serve` keeps all tokens of a request")
+    if found.case.machine.count > 1 and choices.tp == 1:
+        said.append(f"{found.case.machine.count} such cards are here; the plan is for one (--tp)")
+    return said
+
+
+def _too_large(found: Fit) -> str:
+    usable = f"the {decimal(found.usable)} that may be used"
+    if found.weights.bytes > found.usable:
+        return f"the weights alone take {decimal(found.weights.bytes)}, more than {usable}"
+    spent = found.usable - found.pool
+    return f"before there is a pool {decimal(spent)} of {usable} are taken"
+
+
+def _count(sequences: int) -> str:
+    return f"{sequences:,}" if sequences < MANY else "any number"
+
+
+def _layer(layer: LayerKV) -> str:
+    sizes = f"{layer.kv_heads} KV heads x {layer.key_dim}"
+    sizes += f" and {layer.value_dim}" * (layer.key_dim != layer.value_dim)
+    if layer.kind == "borrowed":
+        return "what another layer keeps"
+    if layer.kind == "state":
+        return f"{_SEEN['state']} ({decimal(layer.state_bytes)})"
+    seen = _SEEN.get(layer.kind) or f"{layer.kind}, {layer.window:,} tokens"
+    return f"{seen}, {sizes}"
