@@ -7,10 +7,12 @@ import subprocess
 import sys
 
 import pytest
-from plan_cases import GB, GIB, config
+from plan_cases import GB, GIB, case, config, llama
 
 from hfpaged import cli
-from hfpaged.planner import question
+from hfpaged.planner import question, report
+from hfpaged.planner.fit import fit
+from hfpaged.planner.model_facts import LayerKV
 from hfpaged.planner.units import binary, both, decimal
 
 CARD = ("--device", "80GB", "--overhead", "0", "--activations", "0")
@@ -221,3 +223,32 @@ def test_shares_of_devices_are_those_of_the_engine():
 )
 def test_sizes_are_written_in_both_units(count, gb, gib):
     assert (decimal(count), binary(count), both(count)) == (gb, gib, f"{gb} ({gib})")
+
+
+def test_layers_with_windows_are_told_apart(capsys):
+    full, sliding = LayerKV("full", 8, 64, 64), LayerKV("sliding", 8, 64, 64, window=512)
+    report.show(fit(case(llama(layers=(sliding, full) * 16))), [])
+    out = capsys.readouterr().out
+    assert "16 x sliding, 512 tokens, 8 KV heads x 64" in out
+    assert "16 x full attention, 8 KV heads x 64" in out
+    assert "(1 of a window of 512, 1 of full attention)" in out
+
+
+def test_a_model_without_keys_has_no_blocks_to_tell_of(capsys):
+    report.show(fit(case(llama(layers=(LayerKV("state", state_bytes=10**6),)))), [])
+    out = capsys.readouterr().out
+    assert "no blocks" in out
+    assert "a block " not in out
+
+
+@pytest.mark.parametrize(
+    ("words", "tokens", "encoder"),
+    [((), 512, 512), (("--prompt", "100"), 512, 100), (("--prompt", "100", "--output", "50"), 50, 100),
+     (("--output", "50", "--encoder-tokens", "70"), 50, 70)],
+)  # fmt: skip
+def test_an_encoder_reads_the_prompts_and_answers_alone_grow(words, tokens, encoder):
+    layer = LayerKV("full", 8, 64, 64)
+    facts = llama(layers=(layer,), cross_layers=(layer,), max_positions=512)
+    args = cli.build_parser(["plan"]).parse_args(["plan", "t5", *words])
+    asked = question.workload_of(args, facts)
+    assert (asked.tokens, asked.encoder) == (tokens, encoder)

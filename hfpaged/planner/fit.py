@@ -93,11 +93,17 @@ class Fit:
     def kv_bytes(self, tokens: int, count: int) -> int:
         """Of `count` requests of `tokens` tokens: blocks of a common prefix once."""
         shared, own = self._blocks(tokens)
-        return (shared + own * count) * self.layout.block_bytes + self._beside(tokens) * count
+        return (shared + own * count) * self.layout.block_bytes + self.beside(tokens) * count
+
+    def beside(self, tokens: int) -> int:
+        """Of one sequence, outside of blocks."""
+        case = self.case
+        own = case.sizes.beside(tokens, case.workload.encoder, case.choices)
+        return self.layout.state_bytes + self.layout.residual_bytes + own
 
     def _count(self, tokens: int) -> int:
         shared, own = self._blocks(tokens)
-        each = own * self.layout.block_bytes + self._beside(tokens)
+        each = own * self.layout.block_bytes + self.beside(tokens)
         left = self.pool - shared * self.layout.block_bytes
         if left < 0:
             return 0
@@ -111,12 +117,6 @@ class Fit:
         gone = [tokens - min(tokens, window or tokens) for window in self.layout.windows]
         shared = sum(max(0, prefix // size - -(-past // size)) for past in gone)
         return shared, self.layout.blocks(tokens) - shared
-
-    def _beside(self, tokens: int) -> int:
-        """Of one sequence, outside of blocks."""
-        case = self.case
-        own = case.sizes.beside(tokens, case.workload.encoder, case.choices)
-        return self.layout.state_bytes + self.layout.residual_bytes + own
 
 
 def fit(case: Case) -> Fit:

@@ -28,11 +28,15 @@ def case_of(args: argparse.Namespace) -> Case:
 
 
 def workload_of(args: argparse.Namespace, facts: ModelFacts) -> Workload:
-    """The requests. With an encoder it reads the prompts, and what grows is the answer. Raises InvalidConfigError."""
-    encoder = args.encoder_tokens
-    if facts.cross_layers and encoder is None:
-        encoder, args.prompt = args.prompt or facts.max_positions or USUAL_CONTEXT, 0
-    prompt, output, context = _lengths(args.prompt, args.output, args.context, facts)
+    """The requests. An encoder reads the prompts where there is one, and what grows is the answer. Raises
+    InvalidConfigError.
+    """
+    encoder, prompt = args.encoder_tokens, args.prompt
+    if facts.cross_layers:
+        read = facts.config.get("max_source_positions") if prompt is None else prompt
+        encoder = encoder or read or min(facts.max_positions or USUAL_CONTEXT, USUAL_CONTEXT)
+        prompt = None if args.output is None else 0
+    prompt, output, context = _lengths(prompt, args.output, args.context, facts)
     return Workload(
         prompt=prompt, output=output, context=context, concurrency=args.concurrency, shared_prefix=args.shared_prefix,
         encoder=encoder or 0,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from rich.console import Console
@@ -75,11 +76,15 @@ def _memory(found: Fit) -> Iterable[Row]:
 
 def _requests(found: Fit) -> Iterable[Row]:
     layout, workload = found.layout, found.case.workload
-    block = layout.block_bytes * len(layout.windows)
-    yield _size("a token", block / layout.block_size, f"KV format {layout.kv_format}, {_dtype(found)}")
-    yield _size("a block", layout.block_bytes, f"{layout.block_size} tokens{_groups(found)}")
-    if layout.state_bytes + layout.residual_bytes:
-        yield _size("besides", layout.state_bytes + layout.residual_bytes, "states and unfilled blocks of a sequence")
+    if layout.windows:
+        block = layout.block_bytes * len(layout.windows)
+        yield _size(
+            "a token", block / layout.block_size, f"KV format {layout.kv_format}, {_dtype(found)}{_while(found)}"
+        )
+        yield _size("a block", layout.block_bytes, f"{layout.block_size} tokens{_groups(found)}")
+    if besides := found.beside(workload.tokens):
+        read = f", and the {workload.encoder:,} tokens of its encoder" if workload.encoder else ""
+        yield _size("besides", besides, f"what each sequence keeps outside of blocks{read}")
     tokens = f"{workload.prompt:,} + {workload.output:,}" if workload.output else f"{workload.tokens:,}"
     yield _size("a request", found.request, f"{tokens} tokens: {layout.blocks(workload.tokens):,} blocks")
     if found.concurrency > 1:
@@ -122,11 +127,19 @@ def _dtype(found: Fit) -> str:
     return f"computed in {found.case.choices.dtype or found.case.sizes.facts.dtype}"
 
 
+def _while(found: Fit) -> str:
+    return ", until windows are full" if any(found.layout.windows) else ""
+
+
 def _groups(found: Fit) -> str:
-    windows = found.layout.windows
-    if len(windows) == 1 and windows[0] is None:
+    """By their windows; nothing where there is one group that keeps everything."""
+    windows = Counter(found.layout.windows)
+    if windows == {None: 1}:
         return ""
-    return f" of one of {len(windows)} layer groups (windows: {', '.join(str(window or 'none') for window in windows)})"
+    kinds = (
+        f"{count} of {f'a window of {window:,}' if window else 'full attention'}" for window, count in windows.items()
+    )
+    return f" of one layer group ({', '.join(kinds)})"
 
 
 def _size(name: str, count: float, line: str) -> Row:
