@@ -10,6 +10,7 @@ from plan_cases import GB, GIB, case, llama
 from hfpaged.planner.cards import CARDS
 from hfpaged.planner.fit import fit
 from hfpaged.planner.model_facts import LayerKV
+from hfpaged.planner.sizes import Sizes
 from hfpaged.planner.ways_out import ways_out
 
 # Eight GB of pool too few for what is asked, on a card of 24 GiB.
@@ -94,6 +95,23 @@ def test_weights_that_no_card_holds_go_onto_several():
     ways = ways_out(fit(case(memory=24 * GIB, weights=810 * GB)))
     assert [way.changes[0].kind for way in ways] == ["cards"]
     assert ways[0].fit.case.choices.tp > 1
+
+
+def test_a_pair_is_cheaper_than_each_of_its_two_kinds_alone():
+    for asked in (case(**TIGHT), case(llama(dtype="float32"), memory=24 * GIB, concurrency=8)):
+        found = ways_out(fit(asked))
+        alone = [way for way in found if len(way.changes) == 1]
+        pairs = [way for way in found if len(way.changes) == 2]
+        assert all(pair.price < way.price for pair in pairs for way in alone if way.kinds <= pair.kinds)
+
+
+def test_where_nothing_else_helps_two_changes_may_be_of_weights_and_cards():
+    facts = llama(dtype="float32", layers=(LayerKV("full", 8, 128, 128),) * 2000, intermediate_size=28672)
+    asked = case(facts, memory=24 * GIB, concurrency=1)
+    asked = replace(asked, sizes=Sizes(facts, None, 0))
+    found = ways_out(fit(asked))
+    assert found
+    assert all("cards" in way.kinds and len(way.changes) == 2 for way in found)
 
 
 def test_what_nothing_helps_has_no_way_out():

@@ -32,6 +32,8 @@ class Sizes:
         self.facts = facts
         self._weights, self._activations = weights, activations
         self._known: dict[Hashable, Any] = {}
+        dense = tuple(layer for layer in facts.layers if layer.kind == "dense")
+        self._unpaged = replace(facts, layers=dense) if dense else None
 
     @property
     def has_given_weights(self) -> bool:
@@ -61,8 +63,7 @@ class Sizes:
 
     def beside(self, tokens: int, encoder: int, choices: Choices) -> int:
         """What transformers' own layers keep of one sequence outside of the pool."""
-        dense = [layer for layer in self.facts.layers if layer.kind == "dense"]
-        own = dense_bytes(replace(self.facts, layers=tuple(dense)), tokens, choices.tp, choices.dtype) if dense else 0
+        own = dense_bytes(self._unpaged, tokens, choices.tp, choices.dtype) if self._unpaged is not None else 0
         return own + cross_bytes(self.facts, encoder, choices.tp, choices.dtype)
 
     def _whole_weights(self, choices: Choices) -> Weights:

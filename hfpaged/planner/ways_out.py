@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from hfpaged.errors import InvalidConfigError
 from hfpaged.planner.case import Case
-from hfpaged.planner.changes import CHANGES, ELSEWHERE, Change
+from hfpaged.planner.changes import CHANGES, ELSEWHERE, Change, Maker
 from hfpaged.planner.fit import Fit, fit
 
 # Of pairs, the cheapest: there are many that would do.
@@ -52,36 +52,36 @@ class WayOut:
 
 
 def ways_out(found: Fit) -> list[WayOut]:
-    """Those that work, the cheapest first: single changes, and pairs of changes that are cheaper than one of their two
+    """Those that work, the cheapest first: single changes, and pairs of changes that are cheaper than each of the two
     alone, or of which neither is enough alone. None where it fits as it is.
     """
     if found.fits:
         return []
-    tried = [(change, _planned(change.case)) for change in _changes(found)]
+    tried = [(change, _planned(change.case)) for change in _changes(found, CHANGES)]
     alone = [WayOut((change,), better) for change, better in tried if better is not None and better.fits]
     halfway = [(change, better) for change, better in tried if better is not None and not better.fits]
-    price = {way.changes[0].kind: way.price for way in alone}
-    pairs = [way for way in _pairs(halfway) if all(way.price < price.get(kind, math.inf) for kind in way.kinds)]
-    return sorted([*alone, *pairs[:MOST_PAIRS]], key=lambda way: way.price)
+    price = {way.changes[0].kind: way.price for way in sorted(alone, key=lambda way: -way.price)}
+    here = [change for change in CHANGES if change not in ELSEWHERE]
+    pairs = [way for way in _pairs(halfway, here) if all(way.price < price.get(kind, math.inf) for kind in way.kinds)]
+    ways = [*alone, *pairs[:MOST_PAIRS]] or _pairs(halfway, ELSEWHERE)[:MOST_PAIRS]
+    return sorted(ways, key=lambda way: way.price)
 
 
-def _pairs(halfway: Iterable[tuple[Change, Fit]]) -> list[WayOut]:
-    """On the same machine, the cheapest of each two kinds of changes."""
+def _pairs(halfway: Iterable[tuple[Change, Fit]], makers: Iterable[Maker]) -> list[WayOut]:
+    """Of each two kinds of changes the cheapest pair; `makers` make the second ones."""
     found: dict[frozenset[str], WayOut] = {}
     for first, fit_of_first in halfway:
-        for second in _changes(fit_of_first, first.kind):
-            better = _planned(second.case)
+        for second in _changes(fit_of_first, makers):
+            better = _planned(second.case) if second.kind != first.kind else None
             if better is not None and better.fits:
                 way = WayOut((first, second), better)
                 found[way.kinds] = min(way, found.get(way.kinds, way), key=lambda way: way.price)
     return sorted(found.values(), key=lambda way: way.price)
 
 
-def _changes(found: Fit, but: str | None = None) -> Iterator[Change]:
-    """All single ones; behind another of the kind `but` those of other kinds, on the same machine."""
-    for change in CHANGES:
-        if but is None or change not in ELSEWHERE:
-            yield from (made for made in change(found) if made.kind != but)
+def _changes(found: Fit, makers: Iterable[Maker]) -> Iterator[Change]:
+    for maker in makers:
+        yield from maker(found)
 
 
 def _planned(case: Case) -> Fit | None:

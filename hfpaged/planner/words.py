@@ -36,13 +36,14 @@ def layers(facts: ModelFacts) -> list[str]:
 
 
 def grouped(facts: ModelFacts) -> str | None:
-    """How much of multi-head attention's keys and values a model with fewer KV heads has."""
+    """How much of multi-head attention's keys and values a model with fewer KV heads has; a latent is neither."""
     heads = {layer.kv_heads for layer in facts.layers if layer.kv_heads}
-    if len(heads) != 1 or facts.attention_heads <= max(heads) or facts.attention_heads % max(heads):
+    has_latents = any(layer.key_dim != layer.value_dim or layer.latent_dim for layer in facts.layers)
+    if has_latents or len(heads) != 1 or facts.attention_heads <= max(heads) or facts.attention_heads % max(heads):
         return None
-    times, few = facts.attention_heads // max(heads), max(heads)
-    part = _PARTS.get(times, f"1/{times}")
-    return f"{few} KV heads for {facts.attention_heads} heads: {part} of the keys and values of multi-head attention"
+    times = facts.attention_heads // max(heads)
+    few, part = counted(max(heads), "KV head"), _PARTS.get(times, f"1/{times}")
+    return f"{few} for {facts.attention_heads} heads: {part} of the keys and values of multi-head attention"
 
 
 def remarks(found: Fit) -> list[str]:
@@ -73,7 +74,7 @@ def _count(sequences: int) -> str:
 
 
 def _layer(layer: LayerKV) -> str:
-    sizes = f"{layer.kv_heads} KV heads x {layer.key_dim}"
+    sizes = f"{counted(layer.kv_heads, 'KV head')} x {layer.key_dim}"
     sizes += f" and {layer.value_dim}" * (layer.key_dim != layer.value_dim)
     if layer.kind == "borrowed":
         return "what another layer keeps"
