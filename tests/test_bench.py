@@ -12,7 +12,7 @@ import hfpaged
 from hfpaged import cli, patching
 from hfpaged.attention import paged_attention
 from hfpaged.bench import runner
-from hfpaged.bench.catalog import ROWS
+from hfpaged.bench.catalog import ROWS, choose
 from hfpaged.bench.python_time import instrumented
 from hfpaged.bench.setting import Setting
 from hfpaged.cache import PagedCache
@@ -49,10 +49,11 @@ def test_every_row_is_measured_and_written_as_json(tiny, tmp_path, capsys):
     path = tmp_path / "figures.json"
     assert cli.main([*COMMAND, "--model", tiny, "--json", str(path)]) == 0
     figures = json.loads(path.read_text())
-    assert set(figures) == {"header", "tokens_agree", "verdict", "exit_code", "rows"}
-    assert {"model", "parameters", "dtype", "device", "threads", "kernels"} <= set(figures["header"])
+    told = {"header", "tokens_agree", "verdict", "exit_code", "rows", "interrupted", "rows_planned", "comparison"}
+    assert set(figures) == told
+    assert {"kind", "model", "parameters", "dtype", "device", "cpu", "threads", "kernels"} <= set(figures["header"])
     assert {"torch", "transformers", "hfpaged", "repeats", "quick"} <= set(figures["header"])
-    assert [row["name"] for row in figures["rows"]] == [row.name for row in ROWS]
+    assert [row["name"] for row in figures["rows"]] == [row.name for row in choose(None, ROWS)]
     assert all(row["value"] >= 0 and row["met"] is None for row in figures["rows"])
     assert [row["name"] for row in figures["rows"] if row["same_tokens"] is None] == ["waste", "bandwidth", "python"]
     captured = capsys.readouterr()
@@ -85,7 +86,7 @@ def test_a_wrong_cache_exits_1_and_earns_no_ratio(tiny, tmp_path, capsys):
 def test_the_model_and_its_registry_are_left_as_they_were(tiny):
     model = LlamaForCausalLM.from_pretrained(tiny)
     before = PagedCache.update
-    runner.measure(Setting(model, None, 1, True), [row for row in ROWS if row.name == "python"])
+    runner.measure(Setting(model, None, 1, True), [row for row in ROWS if row.name == "python"], [])
     assert not patching.is_patched(model)
     assert PagedCache.update is before
     assert ALL_ATTENTION_FUNCTIONS[ATTENTION_NAME] is paged_attention

@@ -16,6 +16,7 @@ from hfpaged.bench.batch_rows import BATCH_ROWS
 from hfpaged.bench.batch_static import static
 from hfpaged.bench.batch_steps import Steps
 from hfpaged.bench.batch_workload import Run, alike, endless, mixed
+from hfpaged.bench.catalog import choose
 from hfpaged.bench.result import Measured
 from hfpaged.bench.setting import Setting
 from hfpaged.bench.shape import Shape
@@ -24,7 +25,7 @@ from hfpaged.engine.events import Preempted, StepFinished
 from hfpaged.engine.outputs import RequestOutput
 
 COMMAND = ["bench", "batch", "--quick"]
-ROW = {row.name: row for row in BATCH_ROWS}
+ROW = {row.name: row for row in choose(None, BATCH_ROWS)}
 SHAPE = Shape(6, 48, 16)
 POOL = 2048
 

@@ -12,7 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import hfpaged
 from hfpaged import cli
 from hfpaged.bench import prefix_batch, prefix_cost, prefix_prompts
-from hfpaged.bench.catalog import PREFIX_ROWS
+from hfpaged.bench.catalog import PREFIX_ROWS, choose
 from hfpaged.bench.generation import generate
 from hfpaged.bench.positions import counted
 from hfpaged.bench.result import Measured, Outcome
@@ -21,7 +21,7 @@ from hfpaged.bench.shape import Shape
 from hfpaged.cache import PagedCache
 
 COMMAND = ["bench", "prefix", "--quick"]
-ROW = {row.name: row for row in PREFIX_ROWS}
+ROW = {row.name: row for row in choose(None, PREFIX_ROWS)}
 
 
 @pytest.fixture(scope="module")

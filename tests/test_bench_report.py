@@ -13,6 +13,7 @@ from hfpaged.bench.serve_rows import SERVE_ROWS
 from hfpaged.bench.shape import Shape
 from hfpaged.bench.texts import LONGEST, SHORTEST, texts, word_counts
 from hfpaged.bench.turns import in_pairs, in_turn
+from hfpaged.errors import InvalidConfigError
 
 ROW = {row.name: row for row in ROWS}
 
@@ -84,7 +85,10 @@ def test_a_row_speaks_of_the_shape_that_was_run():
 
 def test_rows_are_chosen_by_name_in_the_order_of_the_table():
     assert [row.name for row in choose("prefill, tokens")] == ["tokens", "prefill"]
-    assert choose(None) == ROWS
+    assert [row.name for row in ROWS if row not in choose(None)] == ["http-decode"]
+    assert choose(None, has_server=True) == ROWS
+    with pytest.raises(InvalidConfigError, match=r"--only http-decode: .* give it by --against URL"):
+        choose("tokens,http-decode")
 
 
 def test_a_prompt_leaves_room_for_the_new_tokens():
@@ -134,8 +138,9 @@ def test_each_row_knows_which_way_is_better():
     less = {name for name, row in every.items() if not row.is_more_better}
     assert less == {
         "beam-memory", "waste", "python", "prefill-batch", "prefill-stream", "memory", "first-token", "no-match",
-        "overhead", "overhead-256", "telemetry", "telemetry-no-sdk", "gap", "int8-ppl-hqq", "int4-ppl-hqq",
-        "int4-ppl-quanto", "int8-bytes-hqq", "int4-bytes-hqq", "int4-bytes-quanto", "http", "loop", "between",
+        "http-first-token", "overhead", "overhead-256", "telemetry", "telemetry-no-sdk", "gap", "int8-ppl-hqq",
+        "int4-ppl-hqq", "int4-ppl-quanto", "int8-bytes-hqq", "int4-bytes-hqq", "int4-bytes-quanto", "http", "loop",
+        "between",
     }  # fmt: skip
 
 

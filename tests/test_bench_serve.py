@@ -14,17 +14,19 @@ import hfpaged
 from hfpaged import ContinuousBatcher, cli
 from hfpaged.bench import serve_load
 from hfpaged.bench.batch_workload import endless
+from hfpaged.bench.endpoint import Endpoint, EndpointError, reach
 from hfpaged.bench.result import Outcome, exit_code, published
 from hfpaged.bench.serve_answers import Answer, read_answer
 from hfpaged.bench.serve_client import Played, Send, play
 from hfpaged.bench.serve_load import Request, Run, Runs, percentile, requests
-from hfpaged.bench.serve_processes import openai_body, running_at
+from hfpaged.bench.serve_processes import elsewhere, openai_body
 from hfpaged.bench.serve_rows import SERVE_ROWS
 from hfpaged.bench.setting import Setting
 from hfpaged.bench.shape import Shape
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
+OTHER = Endpoint("http://other", "name", "a secret")
 ROW = {row.name: row for row in SERVE_ROWS}
 HEAD = "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
 
@@ -87,7 +89,7 @@ def test_another_server_is_asked_by_its_name_and_answers_what_the_batcher_says(t
     model, tokenizer = tiny
     prompts = ["the quick brown", "lazy dogs stop"]
     with ContinuousBatcher(model, tokenizer, num_blocks=64) as batcher:
-        with served(batcher) as server, running_at(f"{server.url}/v1/") as target:
+        with served(batcher) as server, elsewhere(reach(f"{server.url}/v1/")) as target:
             assert target.ask("a", 2)["model"] == server.client.get("/v1/models").json()["data"][0]["id"]
             played = play(target.url, [Send(0.01 * number, target.ask(text, 7)) for number, text in enumerate(prompts)])
         with endless(model):
@@ -105,8 +107,8 @@ def test_a_server_that_refuses_is_an_error_with_its_own_words(tiny):
     with ContinuousBatcher(*tiny, num_blocks=64) as batcher, served(batcher) as server:
         with pytest.raises(RuntimeError, match=r"400 Bad Request.*prompt"):
             play(f"{server.url}/v1/completions", [Send(0.0, openai_body(None)("the " * 5000, 2))])
-        with pytest.raises(RuntimeError, match="/v1/models"), running_at(f"{server.url}/nothing"):
-            pass
+        with pytest.raises(EndpointError, match="/nothing/v1/models answers 404"):
+            reach(f"{server.url}/nothing")
 
 
 def test_an_answer_is_read_with_the_time_of_the_piece_in_which_each_part_became_whole():
@@ -178,8 +180,9 @@ def serve_load_answer(start, parts, tokens):
     [
         (None, run_of("ab", "cd"), True),
         (None, run_of("ab", "xd"), False),
-        ("http://other", run_of("ab", "xd"), True),
-        ("http://other", run_of("ab", "cd", tokens=1), False),
+        (OTHER, run_of("ab", "cd"), True),
+        (OTHER, run_of("ab", "xd"), False),
+        (OTHER, run_of("ab", "cd", tokens=1), False),
     ],
 )
 def test_no_ratio_is_shown_where_the_work_was_not_the_same(tiny, monkeypatch, against, ours, is_fair):
@@ -189,6 +192,8 @@ def test_no_ratio_is_shown_where_the_work_was_not_the_same(tiny, monkeypatch, ag
     measured = row.load()(Setting(*tiny, 1, False, against=against), shape)
     shown = published([Outcome(row, shape, measured)])[0].measured
     assert (shown.value is not None) == is_fair
+    assert f"{1 if 'xd' in ours.played.texts else 2} of 2 texts are equal" in shown.note
+    assert shown.rival == ("" if against is None or not is_fair else "http://other")
     assert exit_code([Outcome(row, shape, measured)], is_strict=True) == (3 if is_fair else 1)
     assert measured.plain == pytest.approx(4 / 1.5)
 

@@ -40,4 +40,12 @@ BATCH_ROWS = (
         "gap", "longest gap of a stream while a prompt of {prompt} comes, over its median", "batch_gap",
         Shape(1, 6000, 32, own=64), Target(most=3.0),
     ),
+    Row(
+        "http-batch", f"tokens/s over HTTP: {REQUESTS}, over --against", "against:batch", MIXED, None,
+        needs_server=True,
+    ),
+    Row(
+        "http-prefix", "the same of {batch} requests with {prompt} tokens in common, {new} new", "against:batch_alike",
+        SHARED, None, needs_server=True,
+    ),
 )  # fmt: skip

@@ -53,10 +53,15 @@ def mixed(setting: Setting, shape: Shape) -> Workload:
 
     Lengths are drawn evenly, and a long prompt has no longer an answer than a short one.
     """
-    generator = torch.Generator().manual_seed(SEED)
-    lengths, new = (_lengths(shape.batch, longest, generator) for longest in (shape.prompt, shape.new))
+    lengths, new = mixed_lengths(shape)
     ids: Rows = random_ids(setting, shape.batch, shape.prompt).tolist()
     return Workload([row[:length] for row, length in zip(ids, lengths, strict=True)], new)
+
+
+def mixed_lengths(shape: Shape) -> tuple[list[int], list[int]]:
+    """Of the prompts and of the answers."""
+    generator = torch.Generator().manual_seed(SEED)
+    return _lengths(shape.batch, shape.prompt, generator), _lengths(shape.batch, shape.new, generator)
 
 
 def alike(setting: Setting, shape: Shape) -> Workload:

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 class Row:
     """One line of the table. `module` has the function measure(setting, shape), or one named behind a colon; `what`
     speaks of a shape's numbers. A row without a target is there for information; `wants_less` says of it what a target
-    would.
+    would. `takes_server` is true where --against puts another server in the place of transformers' own, and
+    `needs_server` where there is no row without one.
     """
 
     name: str
@@ -29,6 +30,8 @@ class Row:
     shape: Shape
     target: Target | None
     wants_less: bool = False
+    takes_server: bool = False
+    needs_server: bool = False
 
     def describe(self, shape: Shape | None = None) -> str:
         """What is measured, in the row's own shape or the one that was run."""
@@ -74,6 +77,10 @@ ROWS = (
         Target(0.6, is_share=True),
     ),
     Row("python", "Python's part of a step", "python_time", Shape(1, 512, 64), Target(below=0.05, is_share=True)),
+    Row(
+        "http-decode", "decode speed of one stream over HTTP, prompt {prompt}, over --against", "against:decode",
+        Shape(1, 512, 128), None, needs_server=True,
+    ),
 )  # fmt: skip
 
 SHARED = Shape(32, 1000, 32, own=64)
@@ -101,19 +108,28 @@ PREFIX_ROWS = (
         Shape(32, 1000, 0, own=48), Target(3.0),
     ),
     Row("decode", "decode speed of that batch, {new} new", "prefix_batch:decode", SHARED, None),
+    Row(
+        "http-first-token", "time to the first token over HTTP, warm prefix of {prompt}, {own} own, over --against",
+        "against:first_token", Shape(1, 1000, 1, own=48), None, wants_less=True, needs_server=True,
+    ),
 )  # fmt: skip
 
 
-def choose(names: str | None, rows: tuple[Row, ...] = ROWS) -> tuple[Row, ...]:
-    """Those of `rows` that are named in a text like "tokens,prefill", in the order of the table; all for None.
+def choose(names: str | None, rows: tuple[Row, ...] = ROWS, has_server: bool = False) -> tuple[Row, ...]:
+    """Those of `rows` that are named in a text like "tokens,prefill", in the order of the table; for None all that can
+    be measured with or without another server.
 
-    Raises InvalidConfigError for a name that no row has.
+    Raises InvalidConfigError for a name that no row has, and for one that needs another server where there is none.
     """
+    possible = tuple(row for row in rows if has_server or not row.needs_server)
     if names is None:
-        return rows
+        return possible
     wanted = [name.strip() for name in names.split(",")]
     unknown = [name for name in wanted if name not in {row.name for row in rows}]
     if unknown:
         known = ", ".join(row.name for row in rows)
         raise InvalidConfigError(f"--only {','.join(unknown)}: there is no such row; the rows are {known}")
-    return tuple(row for row in rows if row.name in wanted)
+    missing = [row.name for row in rows if row.name in wanted and row not in possible]
+    if missing:
+        raise InvalidConfigError(f"--only {','.join(missing)}: this needs another server; give it by --against URL")
+    return tuple(row for row in possible if row.name in wanted)

@@ -71,19 +71,31 @@ def _amount(amount: float | None, unit: str) -> str:
 
 def verdict(outcomes: Sequence[Outcome]) -> str:
     """One sentence: tokens first, for without them nothing else counts."""
-    wrong, short = differing(outcomes), missed(outcomes)
+    own = [outcome for outcome in outcomes if not outcome.measured.rival]
+    elsewhere = [outcome for outcome in outcomes if outcome.measured.rival]
+    wrong = differing(own)
     if wrong:
         return f"The tokens differ in {', '.join(wrong)}, so speed and memory are not compared."
-    compared = any(outcome.measured.same_tokens for outcome in outcomes)
-    tokens = "Same tokens as plain transformers" if compared else "No row that compares tokens was run"
-    judged = sum(outcome.is_met is not None for outcome in outcomes)
+    same = {"plain transformers": any(outcome.measured.same_tokens for outcome in own)}
+    told = ""
+    if elsewhere:
+        rival, rows = elsewhere[0].measured.rival, ", ".join(differing(elsewhere))
+        same[rival] = not rows
+        told = f"The texts of {rival} differ in {rows}, so that nothing is compared with it. " if rows else ""
+    names = [name for name, is_same in same.items() if is_same]
+    tokens = f"Same tokens as {' and '.join(names)}" if names else "No row that compares tokens was run"
+    return f"{told}{tokens}; {_targets(published(outcomes))}."
+
+
+def _targets(outcomes: Sequence[Outcome]) -> str:
+    """How many are met."""
+    short, judged = missed(outcomes), sum(outcome.is_met is not None for outcome in outcomes)
     if not judged:
         is_quick = not all(outcome.is_judged for outcome in outcomes)
-        reason = "the sizes of a quick run are too small to judge speed and memory" if is_quick else NONE_JUDGED
-        return f"{tokens}; {reason}."
+        return "the sizes of a quick run are too small to judge speed and memory" if is_quick else NONE_JUDGED
     if not short:
-        return f"{tokens}; {judged} of {judged} targets met."
-    return f"{tokens}; {judged - len(short)} of {judged} targets met, missed: {', '.join(short)}."
+        return f"{judged} of {judged} targets met"
+    return f"{judged - len(short)} of {judged} targets met, missed: {', '.join(short)}"
 
 
 def as_json(header: Mapping[str, Any], outcomes: Sequence[Outcome], code: int) -> dict[str, Any]:

@@ -15,7 +15,8 @@ class Measured:
 
     `same_tokens` is None where no tokens were compared. `values` has the value of each turn, and `plain_runs` and
     `paged_runs` the amounts that it was made of; a row that was run once, or that counts what never varies, has none.
-    `difference` says how tokens differ, and is shown where nothing else is.
+    `difference` says how tokens differ, and is shown where nothing else is. `rival` is the URL of the server that the
+    row was measured against, "" where that was transformers.
     """
 
     value: float | None
@@ -28,6 +29,7 @@ class Measured:
     paged_runs: tuple[float, ...] = ()
     values: tuple[float, ...] = ()
     difference: str = ""
+    rival: str = ""
 
     @property
     def runs(self) -> int:
@@ -67,14 +69,21 @@ class Outcome:
 
 
 def published(outcomes: Sequence[Outcome]) -> list[Outcome]:
-    """What may be shown: once tokens differ anywhere, only the share of equal rows. A wrong answer has no speed."""
-    if not differing(outcomes):
-        return list(outcomes)
-    return [outcome if outcome.counts_tokens else outcome.withheld() for outcome in outcomes]
+    """What may be shown: once tokens differ anywhere, only the share of equal rows. A wrong answer has no speed.
+
+    Where another server's texts differ, it is all rows with that server that have none: it may be another model, of
+    which what was compared with transformers knows nothing.
+    """
+    wrong = {outcome.measured.rival for outcome in outcomes if outcome.measured.same_tokens is False}
+    return [
+        outcome.withheld() if ("" in wrong and not outcome.counts_tokens) or outcome.measured.rival in wrong - {""}
+        else outcome
+        for outcome in outcomes
+    ]  # fmt: skip
 
 
 def differing(outcomes: Sequence[Outcome]) -> list[str]:
-    """The rows whose tokens were not those of plain transformers."""
+    """The rows whose tokens were not those of the other side."""
     return [outcome.row.name for outcome in outcomes if outcome.measured.same_tokens is False]
 
 

@@ -3,50 +3,60 @@
 from __future__ import annotations
 
 import argparse
-import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
 
 import torch
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 import hfpaged
 from hfpaged import json_file
-from hfpaged.bench import report, setting
+from hfpaged.bench import compare_command, comparison, endpoint, figures_file, plot, report, setting
 from hfpaged.bench.catalog import Row, choose
-from hfpaged.bench.result import Outcome, exit_code
+from hfpaged.bench.conclusion import THIS_RUN, Conclusion
+from hfpaged.bench.result import Outcome
 from hfpaged.bench.setting import Setting
+from hfpaged.bench.showing import console_for, say, shown
 from hfpaged.conditions import cpu_threads, quiet_transformers
 from hfpaged.errors import InvalidConfigError
+from hfpaged.picture import check_png
 
 REPEATS = 3
-WIDTH = 150  # of the table where stdout is no terminal
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the table and a last line; 1 if tokens differ, 3 if a target is missed and that counts."""
-    rows = choose(args.only, args.rows)
+    """Print the table and a last line; exit codes are those of the help. Whatever stops it in the middle, the rows that
+    are done are told and written first.
+    """
+    rows = choose(args.only, args.rows, has_server=args.against is not None)
     _check(args)
+    old = None if args.compare is None else figures_file.read(args.compare)
+    against = None
+    if args.against is not None:
+        against = endpoint.reach(args.against, args.against_key, args.against_model)
     with cpu_threads(args.threads), quiet_transformers():
         model, tokenizer = setting.load(args.model or args.name, args.dtype, args.device)
         repeats = args.repeats or (1 if args.quick else REPEATS)
-        subject = Setting(model, tokenizer, repeats, args.quick, args.against, args.rate)
-        outcomes = measure(subject, rows)
-        header = subject.header()
-    code = exit_code(outcomes, args.strict)
-    _print(header, outcomes, args.json)
-    if args.json:
-        json_file.write(args.json, report.as_json(header, outcomes, code))
-    return code
+        subject = Setting(model, tokenizer, repeats, args.quick, against, args.rate)
+        header = {"kind": args.kind, **subject.header()}
+        if any(row.takes_server for row in rows):
+            header["rate"] = args.rate
+        if old is not None:
+            comparison.check(old, THIS_RUN, header, [row.name for row in rows])
+        outcomes: list[Outcome] = []
+        stop = _measure_until_stopped(subject, rows, outcomes)
+    found = Conclusion(header, outcomes, len(rows), stop, args.strict, old, args.tolerance)
+    _tell(found, args)
+    if stop is not None and not isinstance(stop, KeyboardInterrupt):
+        raise stop
+    return found.exit_code
 
 
-def measure(subject: Setting, rows: Iterable[Row]) -> list[Outcome]:
-    """The rows one after the other; the model has its own attention again afterwards."""
+def measure(subject: Setting, rows: Iterable[Row], outcomes: list[Outcome]) -> None:
+    """The rows one after the other, into `outcomes`; the model has its own attention again afterwards."""
     try:
         with torch.inference_mode():
-            return [measure_row(subject, row) for row in _shown(list(rows))]
+            for row in shown(list(rows)):
+                outcomes.append(measure_row(subject, row))
     finally:
         hfpaged.unpatch(subject.model)
 
@@ -62,39 +72,44 @@ def measure_row(subject: Setting, row: Row) -> Outcome:
     return Outcome(row, shape, measured, is_judged=not subject.is_quick)
 
 
+def _measure_until_stopped(
+    subject: Setting, rows: Iterable[Row], outcomes: list[Outcome]
+) -> KeyboardInterrupt | Exception | None:
+    """What has stopped it, once there is something to be told."""
+    try:
+        measure(subject, rows, outcomes)
+    except (KeyboardInterrupt, Exception) as error:
+        if not outcomes:
+            raise
+        return error
+    return None
+
+
 def _check(args: argparse.Namespace) -> None:
     for name in ("repeats", "threads"):
         value = getattr(args, name)
         if value is not None and value < 1:
             raise InvalidConfigError(f"--{name} {value} measures nothing; use 1 or more")
-    if args.rate <= 0:
+    if not args.rate > 0:
         raise InvalidConfigError(f"--rate {args.rate:g}: no request ever comes; use more than 0")
     if args.name is not None and args.model is not None:
         raise InvalidConfigError(f"{args.name!r} and --model {args.model!r} both name a model; give one")
-    json_file.check_folder("--json", args.json)
+    for name in ("json", "plot"):
+        json_file.check_folder(f"--{name}", getattr(args, name))
+    if args.plot:
+        check_png(f"--plot {args.plot}", args.plot)
 
 
-def _print(header: dict[str, Any], outcomes: list[Outcome], json_path: str | None) -> None:
-    file = json_file.for_people(json_path)
-    console = Console(file=file)
-    if not console.is_terminal:
-        console = Console(file=file, width=WIDTH)
-    for name, value in header.items():
-        text = f"{value:,}" if name == "parameters" else str(value)
-        console.print(f"{name:13} {text}", markup=False, highlight=False, soft_wrap=True)
-    console.print(report.table(outcomes))
-    console.print(report.verdict(outcomes), markup=False, highlight=False, soft_wrap=True)
-
-
-def _shown(rows: list[Row]) -> Iterator[Row]:
-    """The same rows, with a bar on a terminal and one line for each elsewhere, both on stderr."""
-    console = Console(file=sys.stderr)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-        task = progress.add_task("", total=len(rows))
-        for index, row in enumerate(rows):
-            progress.update(task, description=row.name, completed=index)
-            if not console.is_terminal:
-                print(f"hfpaged: {row.name} ({index + 1} of {len(rows)})", file=sys.stderr, flush=True)
-            yield row
-        progress.update(task, completed=len(rows))
+def _tell(found: Conclusion, args: argparse.Namespace) -> None:
+    """The table, the comparison, the files, and the verdict as the last line."""
+    console = console_for(args.json)
+    for name, value in found.header.items():
+        say(console, f"{name:13} {f'{value:,}' if name == 'parameters' else value}")
+    console.print(report.table(found.outcomes))
+    if found.comparison is not None:
+        compare_command.show(found.comparison, args.json)
+    if args.plot:
+        plot.draw(args.plot, found)
+    if args.json:
+        json_file.write(args.json, found.as_json())
+    say(console, found.verdict)

@@ -9,7 +9,10 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any
 
+from hfpaged.bench.endpoint import EndpointError, remedy
+
 EVENT = b"data: "
+SHOWN = 600  # characters of an answer that is no good
 
 
 @dataclass(frozen=True)
@@ -40,13 +43,23 @@ class Answer:
 
 
 def read_answer(sent: float, pieces: Sequence[tuple[float, str]]) -> Answer:
-    """Of the bytes of one HTTP answer (as latin-1) and their times. Raises RuntimeError where it is no stream that
+    """Of the bytes of one HTTP answer (as latin-1) and their times. Raises EndpointError where it is no stream that
     has ended well.
     """
+    try:
+        return _read(sent, pieces)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        received = "".join(text for _, text in pieces).encode("latin-1")
+        raise EndpointError(f"the server streams no events of completions ({error}): {_shown(received)}") from error
+
+
+def _read(sent: float, pieces: Sequence[tuple[float, str]]) -> Answer:
     received = "".join(text for _, text in pieces).encode("latin-1")
     head, found, _ = received.partition(b"\r\n\r\n")
-    if not found or head.split(b" ", 2)[1] != b"200":
-        raise RuntimeError(f"the server answered {received[:500].decode('utf-8', 'replace')!r}")
+    status = [*head.split(b" ", 2), b""][1]
+    if not found or status != b"200":
+        told = f"; {remedy(int(status))}" if status.isdigit() else ""
+        raise EndpointError(f"the server answered {_shown(received)}{told}")
     ends = list(accumulate(len(text) for _, text in pieces))
     parts: list[tuple[float, str]] = []
     tokens = None
@@ -56,15 +69,21 @@ def read_answer(sent: float, pieces: Sequence[tuple[float, str]]) -> Answer:
         if text:
             parts.append((pieces[bisect_left(ends, offset)][0], text))
     if not parts:
-        raise RuntimeError(f"the server gave no text: {received[-500:].decode('utf-8', 'replace')!r}")
+        raise EndpointError(f"the server gave no text: {_shown(received)}")
     return Answer(sent, pieces[-1][0], parts, tokens)
+
+
+def _shown(received: bytes) -> str:
+    """The beginning and the end of what came."""
+    text = received.decode("utf-8", "replace")
+    return repr(text) if len(text) <= SHOWN else f"{text[: SHOWN // 2]!r} ... {text[-SHOWN // 2 :]!r}"
 
 
 def _read_event(data: bytes) -> tuple[str, int | None]:
     """Text and, where it is there, how many tokens there are."""
     event: dict[str, Any] = json.loads(data)
     if "error" in event:
-        raise RuntimeError(f"the server says {event['error']}")
+        raise EndpointError(f"the server says {event['error']}")
     choice: dict[str, Any] = next(iter(event.get("choices") or ()), {})
     text = choice.get("text") or (choice.get("delta") or {}).get("content") or ""
     return text, (event.get("usage") or {}).get("completion_tokens")

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
+from hfpaged.bench.endpoint import EndpointError
 from hfpaged.bench.serve_answers import Answer, read_answer
 
 PATIENCE = 3600.0  # seconds for all of them
@@ -46,9 +47,11 @@ class Played:
         return [answer.text for answer in self.answers]
 
 
-def play(url: str, sends: Sequence[Send], headers: Mapping[str, str] | None = None) -> Played:
-    """POST each body to `url` at its time, and read its stream of events. Raises RuntimeError for an answer that is an
-    error, or none.
+def play(
+    url: str, sends: Sequence[Send], headers: Mapping[str, str] | None = None, patience: float = PATIENCE
+) -> Played:
+    """POST each body to `url` at its time, and read its stream of events. Raises EndpointError for an answer that is an
+    error, or none, and where they take more than `patience` seconds.
     """
     parts = urlsplit(url)
     plan = {
@@ -58,9 +61,12 @@ def play(url: str, sends: Sequence[Send], headers: Mapping[str, str] | None = No
         "sends": [[send.at, _request(parts.path, parts.netloc, send.body, headers or {})] for send in sends],
     }
     command = [sys.executable, "-m", "hfpaged.bench.serve_client"]
-    done = subprocess.run(command, input=json.dumps(plan), capture_output=True, text=True, timeout=PATIENCE)
+    try:
+        done = subprocess.run(command, input=json.dumps(plan), capture_output=True, text=True, timeout=patience)
+    except subprocess.TimeoutExpired as error:
+        raise EndpointError(f"{url} has not answered all {len(sends)} requests in {patience:g} s") from error
     if done.returncode:
-        raise RuntimeError(f"the clients failed: {done.stderr.strip().splitlines()[-1]}")
+        raise EndpointError(f"the clients of {url} failed: {done.stderr.strip().splitlines()[-1]}")
     found = json.loads(done.stdout)
     return Played([read_answer(sent, pieces) for sent, pieces in found["answers"]], found["cpu_seconds"])
 

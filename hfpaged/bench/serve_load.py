@@ -8,11 +8,12 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 
 from hfpaged.bench import serve_processes
 from hfpaged.bench.batch_workload import SPREAD
+from hfpaged.bench.endpoint import ADVICE, Endpoint
 from hfpaged.bench.random_prompts import SEED
 from hfpaged.bench.result import Measured
 from hfpaged.bench.rivals import not_measured
@@ -21,7 +22,7 @@ from hfpaged.bench.serve_http import NO_TOKENIZER
 from hfpaged.bench.serve_processes import Target
 from hfpaged.bench.setting import Setting
 from hfpaged.bench.shape import Shape
-from hfpaged.bench.texts import PARAGRAPHS
+from hfpaged.bench.texts import prose_ids
 from hfpaged.bench.turns import in_pairs, in_turn
 
 SHORTEST_ANSWER = 8  # times shorter than the longest one
@@ -116,20 +117,15 @@ def _measured(
         return not_measured(reason)
     runs = _runs(setting, shape)
     same, all_of_them = runs.equal_texts()
+    told = f"{same} of {all_of_them} texts are equal"
     note = (
-        f"{same} of {all_of_them} texts are equal; {setting.rate:g} requests/s come; theirs "
-        f"{', '.join(map(describe, runs.theirs))}, ours {', '.join(map(describe, runs.ours))}"
+        f"{told}; {setting.rate:g} requests/s come; theirs {', '.join(map(describe, runs.theirs))}, "
+        f"ours {', '.join(map(describe, runs.ours))}"
     )
     theirs, ours = (list(map(of, each)) for each in (runs.theirs, runs.ours))
-    return in_pairs(theirs, ours, unit, _is_fair(setting, runs), note)
-
-
-def _is_fair(setting: Setting, runs: Runs) -> bool:
-    """The same texts of the same model. Another server's weights may be rounded in another way: of it no more is asked
-    than as many tokens, which is the same work, and the note says how many texts were equal.
-    """
-    same, all_of_them = runs.equal_texts()
-    return runs.counts_agree and (setting.against is not None or same == all_of_them)
+    measured = in_pairs(theirs, ours, unit, runs.counts_agree and same == all_of_them, note)
+    rival = "" if setting.against is None else setting.against.url
+    return replace(measured, difference=f"{told}; {ADVICE}", rival=rival)
 
 
 @lru_cache(maxsize=1)
@@ -137,7 +133,7 @@ def _runs(setting: Setting, shape: Shape) -> Runs:
     """Minutes with a model of use, so that rows share them."""
     rival: Open = serve_processes.transformers_serve
     if setting.against is not None:
-        rival = partial(_against, setting.against)
+        rival = partial(_elsewhere, setting.against)
     runs = Runs([], [])
     for number in range(setting.repeats):
         load = list(requests(setting, shape, number))
@@ -147,8 +143,8 @@ def _runs(setting: Setting, shape: Shape) -> Runs:
     return runs
 
 
-def _against(url: str, setting: Setting) -> AbstractContextManager[Target]:
-    return serve_processes.running_at(url)
+def _elsewhere(endpoint: Endpoint, setting: Setting) -> AbstractContextManager[Target]:
+    return serve_processes.elsewhere(endpoint)
 
 
 def _run(setting: Setting, server: Open, load: list[Request]) -> Run:
@@ -165,20 +161,17 @@ def requests(setting: Setting, shape: Shape, number: int) -> Iterator[Request]:
     """
     assert setting.tokenizer is not None
     rng = random.Random(SEED + number)
+    salt = "" if setting.against is None else f"{setting.against.salt}."
     at = 0.0
     for index in range(shape.batch):
         length = rng.randint(max(shape.prompt // SPREAD, 2), shape.prompt)
         new = rng.randint(max(shape.new // SHORTEST_ANSWER, 1), shape.new)
-        yield Request(at, _text(setting, f"{number}.{index}", index, length), new)
+        yield Request(at, _text(setting, f"{salt}{number}.{index}", index, length), new)
         at += rng.expovariate(setting.rate)
 
 
 def _text(setting: Setting, name: str, index: int, length: int) -> str:
     """About `length` tokens of prose that no other text begins with."""
     assert setting.tokenizer is not None
-    words = " ".join(PARAGRAPHS).split()
-    start = 11 * index % len(words)
-    prose = (words[start:] + words * (1 + length // len(words)))[: length + 1]
-    ids = setting.tokenizer(f"{name} {' '.join(prose)}", add_special_tokens=False)["input_ids"]
-    text: str = setting.tokenizer.decode(ids[:length])
+    text: str = setting.tokenizer.decode(prose_ids(setting.tokenizer, name, index, length))
     return text

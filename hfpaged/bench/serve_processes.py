@@ -21,6 +21,7 @@ import torch
 import transformers
 
 from hfpaged.bench.batch_continuous import PAGE
+from hfpaged.bench.endpoint import Endpoint
 from hfpaged.bench.setting import Setting
 
 POOL = 32_768  # tokens, of both servers
@@ -75,18 +76,9 @@ def transformers_serve(setting: Setting) -> Iterator[Target]:
 
 
 @contextmanager
-def running_at(base: str) -> Iterator[Target]:
-    """A server that somebody else has started. Raises RuntimeError where it has no model."""
-    key = os.environ.get("OPENAI_API_KEY")
-    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
-    base = base.rstrip("/").removesuffix("/v1")
-    request = urllib.request.Request(f"{base}/v1/models", headers=headers)
-    try:
-        with urllib.request.urlopen(request, timeout=30) as answer:
-            models = json.load(answer)["data"]
-    except (OSError, ValueError, KeyError) as error:
-        raise RuntimeError(f"{base}/v1/models does not say which model it has: {error}") from error
-    yield Target(f"{base}/v1/completions", openai_body(models[0]["id"]), headers)
+def elsewhere(endpoint: Endpoint) -> Iterator[Target]:
+    """A server that somebody else has started."""
+    yield Target(endpoint.completions, openai_body(endpoint.model), endpoint.headers)
 
 
 def openai_body(model: str | None) -> Ask:

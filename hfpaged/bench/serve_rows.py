@@ -21,9 +21,10 @@ SERVE_ROWS = (
     ),
     Row("loop", "longest block of the event loop meanwhile", "serve_http:longest_block", STREAMS,
         Target(most=50, unit=" ms")),
-    Row("load", f"tokens/s: {REQUESTS}, over transformers serve", "serve_load:throughput", LOAD, Target(1.5)),
+    Row("load", f"tokens/s: {REQUESTS}, over transformers serve", "serve_load:throughput", LOAD, Target(1.5),
+        takes_server=True),
     Row("first-token", "99th percentile of the time to the first token of that load", "serve_load:first_token", LOAD,
-        Target(most=0.5)),
+        Target(most=0.5), takes_server=True),
     Row("between", "99th percentile of the time between tokens of that load", "serve_load:between", LOAD, None,
-        wants_less=True),
+        wants_less=True, takes_server=True),
 )  # fmt: skip

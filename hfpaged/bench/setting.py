@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import platform
 from dataclasses import dataclass
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import hfpaged_kernels
@@ -11,20 +14,21 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from hfpaged import demo_model
+from hfpaged.bench.endpoint import Endpoint
 from hfpaged.bench.serve_rows import RATE
 
 
 @dataclass(frozen=True)
 class Setting:
-    """`tokenizer` is None where the model has none; token ids are drawn at random then. `against` is the URL of another
-    server, and `rate` how many requests per second come to it and to ours.
+    """`tokenizer` is None where the model has none; token ids are drawn at random then. `against` is another server,
+    `rate` how many requests per second come to it and to ours.
     """
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase | None
     repeats: int
     is_quick: bool
-    against: str | None = None
+    against: Endpoint | None = None
     rate: float = RATE
 
     @property
@@ -48,11 +52,13 @@ class Setting:
 
     def header(self) -> dict[str, Any]:
         """What the figures depend on."""
+        server = {} if self.against is None else {"against": f"{self.against.model} at {self.against.url}"}
         return {
             "model": self.model.config._name_or_path or type(self.model).__name__,
             "parameters": self.model.num_parameters(),
             "dtype": str(self.model.dtype).removeprefix("torch."),
             "device": _device_name(self.device),
+            "cpu": _cpu_name(),
             "threads": torch.get_num_threads(),
             "kernels": hfpaged_kernels.backend(self.device),
             "torch": torch.__version__,
@@ -60,6 +66,7 @@ class Setting:
             "hfpaged": version("hfpaged"),
             "repeats": self.repeats,
             "quick": self.is_quick,
+            **server,
         }
 
 
@@ -88,6 +95,16 @@ def _lacks_tokenizer(name: str) -> bool:
     except (OSError, ValueError):
         return True
     return False
+
+
+def _cpu_name() -> str:
+    """As Linux says it, elsewhere the architecture; and how many cores it has."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+    return f"{name or platform.processor() or platform.machine()}, {os.cpu_count()} cores"
 
 
 def _device_name(device: torch.device) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 SHORTEST, LONGEST = 4, 240
 
 OPENINGS = (
@@ -41,6 +43,15 @@ PARAGRAPHS = (
 def texts(count: int) -> list[str]:
     """`count` prompts, all different, the short ones first."""
     return [_text(index, words) for index, words in enumerate(word_counts(count))]
+
+
+def prose_ids(tokenizer: Any, name: str, index: int, length: int) -> list[int]:
+    """`length` tokens of prose that begins with `name`, and then at another place for each `index`."""
+    words = " ".join(PARAGRAPHS).split()
+    start = 11 * index % len(words)
+    prose = (words[start:] + words * (1 + length // len(words)))[: length + 1]
+    ids: list[int] = tokenizer(f"{name} {' '.join(prose)}", add_special_tokens=False)["input_ids"]
+    return ids[:length]
 
 
 def word_counts(count: int) -> list[int]:
