@@ -200,11 +200,31 @@ def test_all_well_is_told_with_the_figures_that_show_it():
         "tiny: all is well\n"
         "  requests: 1,000 requests ended since it began, 0 running, 0 waiting\n"
         "  pool: 80 % full while there is work, 80 % now\n"
+        "  sequences: 750 tokens on average at their ends, 1.0 % of the slots in their blocks empty\n"
         "  prefixes: 60 % of prompt tokens found\n"
         "  first token: p50 375 ms, p95 488 ms\n"
         "  next tokens: p50 38 ms, p95 49 ms\n"
         "  output: 415 tokens/s of work"
     )
+
+
+@pytest.mark.parametrize(
+    ("lengths", "size", "told"),
+    [
+        ([(40, 1000)], "16", "40 tokens on average at their ends, 16 % of"),
+        ([(40, 1000)], "64", "40 tokens on average at their ends, 37 % of"),
+        ([(6000, 1000)], "16", "6,000 tokens on average at their ends, 0.1 % of"),
+    ],
+)
+def test_short_and_long_sequences_are_told_with_what_their_last_blocks_waste(lengths, size, told):
+    text = exposition(sequence_tokens=lengths, kv_pool_info={("auto", size, "1024", "1"): 1})
+    assert f"sequences: {told} the slots in their blocks empty" in str(diagnose(text))
+
+
+def test_without_sequences_nothing_is_said_of_their_blocks():
+    diagnosis = diagnose(exposition(sequence_tokens=[]))
+    assert "sequences:" not in str(diagnosis)
+    assert not {"sequence_tokens_mean", "block_waste"} & set(diagnosis.figures)
 
 
 def test_of_what_lies_beyond_the_last_bucket_no_more_is_said_than_is_known():

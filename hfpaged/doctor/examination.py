@@ -9,6 +9,7 @@ from hfpaged.doctor import derived
 from hfpaged.doctor.findings import Diagnosis, Finding
 from hfpaged.doctor.reading import Lacks, Reading
 from hfpaged.doctor.rules import RULES
+from hfpaged.doctor.rules.fragmentation import block_waste
 from hfpaged.doctor.rules.rule import judge, name_of
 from hfpaged.doctor.words import duration, number, percent, plural
 from hfpaged.telemetry.catalog import BY_NAME
@@ -21,6 +22,8 @@ FIGURES: dict[str, Callable[[Reading], float | None]] = {
     "requests_waiting": lambda reading: reading.total("hfpaged_requests_waiting"),
     "pool_use": derived.use,
     "pool_use_now": derived.use_now,
+    "sequence_tokens_mean": lambda reading: reading.histogram("hfpaged_sequence_tokens").mean or None,
+    "block_waste": block_waste,
     "hit_rate": derived.hit_rate,
     "tokens_per_second": derived.tokens_per_second,
     "first_token_p50_seconds": lambda reading: reading.histogram(FIRST_TOKEN).quantile(0.5),
@@ -76,6 +79,10 @@ def _summary(reading: Reading, figures: dict[str, float]) -> dict[str, str]:
         "pool": (
             ("pool_use", lambda share: f"{percent(share)} full while there is work"),
             ("pool_use_now", lambda share: f"{percent(share)} now"),
+        ),
+        "sequences": (
+            ("sequence_tokens_mean", lambda n: f"{number(n)} tokens on average at their ends"),
+            ("block_waste", lambda share: f"{percent(share)} of the slots in their blocks empty"),
         ),
         "prefixes": (("hit_rate", lambda share: f"{percent(share)} of prompt tokens found"),),
         "first token": _quantiles("first_token", FIRST_TOKEN),

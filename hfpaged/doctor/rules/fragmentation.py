@@ -39,6 +39,12 @@ def block_size(reading: Reading) -> Finding | None:
     return Finding(severity, "Blocks are too large for these sequences", evidence, f"block_size={size} -> {best}")
 
 
+def block_waste(reading: Reading) -> float | None:
+    """As a part of the slots that ended sequences had; None where none has ended. Raises Lacks."""
+    lengths = reading.histogram("hfpaged_sequence_tokens")
+    return waste(lengths, derived.block_size(reading)) if lengths.count else None
+
+
 def waste(lengths: Histogram, size: int) -> float:
     """Unfilled slots as a part of all slots of the blocks that sequences of such lengths have at their ends, with
     `size` slots in a block. In each bucket all lengths are taken to be equally frequent, beyond the last bound all to
