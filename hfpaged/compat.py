@@ -62,14 +62,16 @@ def default_layers(config: PreTrainedConfig) -> list[Any]:
 
 
 def _layers_of_loops(config: PreTrainedConfig, layers: list[Any]) -> list[Any]:
-    """Dory runs some layers several times, each time with a cache of its own, which it appends to the list: copies
-    of layers, which cannot be made of ours. It leaves a list alone that is long enough.
+    """Dory and Inkling 2 Loop run some layers several times, each time with a cache of its own, which they append to
+    the list: copies of layers, which cannot be made of ours. They leave a list alone that is long enough.
     """
-    loops = getattr(config, "n_recurrent_loops", 1)
-    if config.model_type != "dory" or config.recurrent_kv_cache_mode != "per_loop":
-        return []
-    start = config.n_input_layers
-    return copy.deepcopy(layers[start : start + config.n_recurrent_layers] * (loops - 1))
+    if config.model_type == "dory" and config.recurrent_kv_cache_mode == "per_loop":
+        start, loops = config.n_input_layers, config.n_recurrent_loops
+        return copy.deepcopy(layers[start : start + config.n_recurrent_layers] * (loops - 1))
+    if config.model_type == "inkling2_loop_text":
+        looped = layers[config.loop_layer_index_start : config.loop_layer_index_end]
+        return copy.deepcopy(looped * (config.loop_num_passes - 1))
+    return []
 
 
 # Classes of layers by name: those of 5.17 are fewer. A class that is not here may keep its keys in a way of its own.

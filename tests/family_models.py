@@ -83,6 +83,8 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "got_ocr2": {"vision_config": {"output_channels": 8, "image_size": 64}},
     "gptj": {"rotary_dim": 4},
     "granitemoehybrid": MAMBA | LINEAR,
+    "inkling2_loop_text": {"n_layers_per_attn_res_block": 1, "loop_num_passes": 2}
+    | {"loop_layer_index_start": 1, "loop_layer_index_end": 3},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "use_mamba_kernels": False},
     "lfm2": {"layer_types": ["conv", "full_attention"] * 2},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
