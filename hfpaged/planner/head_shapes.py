@@ -22,10 +22,10 @@ class HeadShape(NamedTuple):
 def head_shape(fields: Fields, layer: int, layer_type: str) -> HeadShape:
     """The shape in layer number `layer`. Raises InvalidConfigError where the config does not tell it."""
     own = fields.of_layer(layer)
-    if own.get("kv_lora_rank") is not None:
-        return _latent(own)
     if rule := _RULES.get(fields.model_type):
         return rule(own, layer, layer_type)
+    if own.get("kv_lora_rank") is not None:
+        return _latent(own)
     if layer_type in (SLIDING, HYBRID_SLIDING) and own.get("swa_num_key_value_heads") is not None:
         dim = own.count("swa_head_dim", head_dim(own))
         return HeadShape(own.count("swa_num_key_value_heads"), dim, dim)
@@ -151,6 +151,7 @@ def _deci(fields: Fields, layer: int, layer_type: str) -> HeadShape:
 
 _RULES: dict[str, Callable[[Fields, int, str], HeadShape]] = {
     "falcon": _falcon, "gpt_bigcode": _multi_query, "dbrx": _dbrx, "jetmoe": _jetmoe, "mimo_v2_flash": _mimo,
+    "dots3_note_text": _dots3,
     "cohere2": _whole_width, "cohere_compass_text": _whole_width, "recurrent_gemma": _whole_width,
     "zamba": _zamba, "zamba2": _zamba, "gemma4_text": _gemma4, "gemma4_unified_text": _gemma4,
     "diffusion_gemma_text": _gemma4,

@@ -46,10 +46,6 @@ def _listed(name: str, listed: str, others: str) -> Rule:
     return rule
 
 
-def _last_full(rule: Rule) -> Rule:
-    return lambda fields, count: [*rule(fields, count)[:-1], FULL]
-
-
 def _from_layer(fields: Fields, count: int) -> list[str]:
     """Qwen's windows: from layer `max_window_layers` on."""
     window, first = window_of(fields), fields.get("max_window_layers", 0)
@@ -179,6 +175,15 @@ def _dory(fields: Fields, count: int) -> list[str]:
     return [*types, *(list(types[first : first + number]) * loops)]
 
 
+def _inkling2_loop(fields: Fields, count: int) -> list[str]:
+    """The layers in the middle run several times, each time with a cache of their own behind the others."""
+    types = fields.get("layer_types") or _every(6, HYBRID, HYBRID_SLIDING)(fields, count)
+    own = fields.get("loop_config") or {}
+    first = own.get("core_start", fields.get("loop_layer_index_start", 6))
+    last = own.get("core_end", fields.get("loop_layer_index_end", 18))
+    return [*types, *(types[first:last] * (own.get("num_passes", fields.get("loop_num_passes", 3)) - 1))]
+
+
 def _qwen4(fields: Fields, count: int) -> list[str]:
     types = fields.get("layer_types") or _every(4, INDEXED, LINEAR, "full_attention_interval")(fields, count)
     return [INDEXED if each in (FULL, "qwen_sparse_attention") else OLD_NAMES.get(each, each) for each in types]
@@ -203,14 +208,15 @@ ALWAYS: dict[str, Rule] = {
         FULL if i in (fields.get("attn_layer_indices") or ()) else LINEAR for i in range(count)
     ],
     "dory": _dory, "dots3_note_text": _dots3, "falcon_h1": _all(HYBRID), "gemma4_text": _gemma4,
-    "gemma4_unified_text": _gemma4, "diffusion_gemma_text": _gemma4, "hrm_text": _hrm, "jamba": _jamba,
+    "gemma4_unified_text": _gemma4, "diffusion_gemma_text": _gemma4, "hrm_text": _hrm,
+    "inkling2_loop_text": _inkling2_loop, "jamba": _jamba,
     "longcat_flash": lambda _, count: [FULL] * 2 * count, "qwen4_exp_text": _qwen4, "recurrent_gemma": _recurrent_gemma,
 }  # fmt: skip
 IF_ABSENT: dict[str, Rule] = {
     "afmoe": _every(4, name="global_attn_every_n_layers"),
     "axk2": _all(INDEXED), "deepseek_v32": _all(INDEXED), "glm_moe_dsa": _all(INDEXED), "hy_v4": _all(INDEXED),
     "bailing_hybrid": _every(4, FULL, LINEAR, "layer_group_size"),
-    "beam": _last_full(_every(6)),
+    "beam": lambda fields, count: [*_every(6)(fields, count)[:-1], FULL],
     "cohere2": _every(4, name="sliding_window_pattern"), "cohere2_moe": _cohere2_moe,
     "cohere_compass_text": _all(FULL), "laguna": _all(FULL), "mellum": _all(FULL),
     "cwm": _every(4, at=0), "granite_swa": _every(4, at=0), "granitemoe_swa": _every(4, at=0),
@@ -222,7 +228,7 @@ IF_ABSENT: dict[str, Rule] = {
     "kolibri1": _every(5),
     "glm5_next_text": _every(4, INDEXED, LINEAR), "granitemoehybrid": _all(LINEAR),
     "inkling_text": _inkling,
-    "inkling2_text": _every(6, HYBRID, HYBRID_SLIDING), "inkling2_loop_text": _every(6, HYBRID, HYBRID_SLIDING),
+    "inkling2_text": _every(6, HYBRID, HYBRID_SLIDING),
     "kimi_linear": _kimi,
     "lara_mini": lambda _, count: [[LINEAR, SLIDING, LINEAR, FULL, SLIDING][i % 5] for i in range(count)],
     "lfm2": _listed("full_attn_idxs", FULL, CONV), "lfm2_moe": _listed("full_attn_idxs", FULL, CONV),
