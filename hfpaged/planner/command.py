@@ -41,7 +41,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "plan", help=LINE, description=DESCRIPTION, epilog=EPILOG, usage="hfpaged plan MODEL [--FLAG VALUE ...]",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
-    parser.add_argument("model", metavar="MODEL", help="a folder, its config.json, a hub id, or a model type")
+    parser.add_argument("model", metavar="MODEL", help="a folder, its config.json, or a hub id")
     add_flags(parser)
 
 

@@ -96,10 +96,10 @@ class Fit:
         return (shared + own * count) * self.layout.block_bytes + self.beside(tokens) * count
 
     def beside(self, tokens: int) -> int:
-        """Of one sequence, outside of blocks."""
-        case = self.case
-        own = case.sizes.beside(tokens, case.workload.encoder, case.choices)
-        return self.layout.state_bytes + self.layout.residual_bytes + own
+        """Of one sequence, outside of blocks: whole sequences less their blocks, and what an encoder read."""
+        in_blocks = self.layout.blocks(tokens) * self.layout.block_bytes
+        cross = self.case.sizes.cross(self.case.workload.encoder, self.case.choices)
+        return self.layout.sequence_bytes(tokens) - in_blocks + cross
 
     def _count(self, tokens: int) -> int:
         shared, own = self._blocks(tokens)

@@ -55,6 +55,7 @@ def _kv(found: Fit) -> dict[str, Any]:
         "windows": list(layout.windows),
         "state_bytes": layout.state_bytes,
         "residual_bytes": layout.residual_bytes,
+        "token_bytes": layout.token_bytes,
         "request_bytes": found.request,
         "needed_bytes": found.needed,
     }

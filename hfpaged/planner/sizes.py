@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from hfpaged.planner.kv_formats import dtype_bytes
 from hfpaged.planner.layout import PoolLayout
 from hfpaged.planner.model_facts import ModelFacts
-from hfpaged.planner.pool_layout import cross_bytes, dense_bytes, layout_of
+from hfpaged.planner.pool_layout import cross_bytes, layout_of
 
 if TYPE_CHECKING:
     from hfpaged.planner.case import Choices
@@ -32,8 +32,6 @@ class Sizes:
         self.facts = facts
         self._weights, self._activations = weights, activations
         self._known: dict[Hashable, Any] = {}
-        dense = tuple(layer for layer in facts.layers if layer.kind == "dense")
-        self._unpaged = replace(facts, layers=dense) if dense else None
 
     @property
     def has_given_weights(self) -> bool:
@@ -61,10 +59,9 @@ class Sizes:
         key = (choices.token_budget, choices.dtype, rows, choices.tp)
         return self._once(("activations", *key), lambda: self._work(*key))
 
-    def beside(self, tokens: int, encoder: int, choices: Choices) -> int:
-        """What transformers' own layers keep of one sequence outside of the pool."""
-        own = dense_bytes(self._unpaged, tokens, choices.tp, choices.dtype) if self._unpaged is not None else 0
-        return own + cross_bytes(self.facts, encoder, choices.tp, choices.dtype)
+    def cross(self, encoder: int, choices: Choices) -> int:
+        """What transformers' own cache keeps of the `encoder` tokens of one sequence."""
+        return cross_bytes(self.facts, encoder, choices.tp, choices.dtype)
 
     def _whole_weights(self, choices: Choices) -> Weights:
         if self._weights is not None:
