@@ -14,19 +14,19 @@ class BlockNeeds:
     """
 
     def __init__(self, windows: Many[int | None], block_size: int, chunk: int | None) -> None:
-        self._windows, self._block_size = tuple(windows), block_size
+        self.windows, self._block_size = tuple(windows), block_size
         self._chunk = sys.maxsize if chunk is None else chunk
 
     @property
     def num_tables(self) -> int:
         """Of one sequence."""
-        return len(self._windows)
+        return len(self.windows)
 
     def of_length(self, length: int, step: int = sys.maxsize) -> int:
         """Blocks of one sequence of `length` tokens, the most that it holds on its way there where a step brings at
         most `step` of them.
         """
-        return sum(self._of_table(length, window, min(step, self._chunk)) for window in self._windows)
+        return sum(self._of_table(length, window, min(step, self._chunk)) for window in self.windows)
 
     def still(self, seq: SequenceState, more: int = 0) -> int:
         """Blocks that a sequence will take until all that it has, and `more` tokens, are computed."""
@@ -40,9 +40,9 @@ class BlockNeeds:
         whole = self.of_length(num_prompt + num_new)
         if num_beams == 1:
             return whole
-        common = num_prompt // self._block_size * self._windows.count(None) if shared else 0
+        common = num_prompt // self._block_size * self.windows.count(None) if shared else 0
         # When beams move, the last block of each is copied before its old holder lets go.
-        return common + num_beams * (whole - common + len(self._windows))
+        return common + num_beams * (whole - common + len(self.windows))
 
     def _of_table(self, length: int, window: int | None, step: int) -> int:
         if window is not None:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from hfpaged.engine.request import SequenceGroup, SequenceState
 from hfpaged.prefix_index import Match
+from hfpaged.sequence import Sequence
 
 
 class Scheduled(NamedTuple):
@@ -50,6 +51,11 @@ class Schedule:
     @property
     def num_tokens(self) -> int:
         return sum(work.count for work in self.work)
+
+    @property
+    def growth(self) -> list[tuple[Sequence, int]]:
+        """By how many tokens each sequence grows."""
+        return [(work.seq.blocks, work.count) for work in self.work if work.seq.blocks is not None]
 
     def drop_drafts(self) -> bool:
         """Verify nothing in this step; whether there was something."""

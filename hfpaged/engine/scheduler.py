@@ -22,7 +22,6 @@ from hfpaged.engine.waiting_queue import WaitingQueue
 from hfpaged.engine.waits import Cause, WaitClock, Waiting, plus
 from hfpaged.prefix_cache import PrefixCache
 from hfpaged.prefix_index import Match
-from hfpaged.sequence import Sequence
 
 
 class Scheduler:
@@ -178,16 +177,15 @@ class Scheduler:
             self.preempt(victim)
 
     def _has_blocks(self, schedule: Schedule) -> bool:
-        """Whether there are blocks for the step."""
-        growth = _growth(schedule)
+        growth = schedule.growth
         return self._manager.can_surely_grow(growth) or self._manager.can_grow(growth)
 
     def _admit(self, schedule: Schedule, budget: int) -> Cause | None:
         """Let in who is next, as long as there are seats, tokens of the budget and blocks; what others wait for."""
-        seats = self.limits.max_num_seqs - sum(group.seats for group in self.running)
+        seats = self.limits.max_num_seqs - self._seats_taken()
         if budget <= 0 or seats <= 0:
             return "seats" if seats <= 0 else "budget"
-        reserved, taken = self._admitter.reserved(self.running), None
+        reserved, taken = self._reserved(), None
         passed = 0
         for group in self.waiting.in_order():
             # Who waits for a prefix is asked again at each step, so that not all of a long queue may be passed by.
@@ -204,10 +202,10 @@ class Scheduler:
                 return "budget"
             needed = self._admitter.needs(group, match)
             if taken is None:  # copies-on-write too, which this step makes before anything that it reserves for later
-                taken = self._manager.num_blocks_needed(_growth(schedule))
-            kept = max(reserved, taken) if self.running else 0
+                taken = self._manager.num_blocks_needed(schedule.growth)
+            kept = max(reserved, taken) if seats < self.limits.max_num_seqs else 0
             if needed + kept > self._pool.num_free and not self._is_alone():
-                if not self.running:  # others than this scheduler hold blocks of the pool, and will not give them back
+                if seats == self.limits.max_num_seqs:  # others hold blocks of the pool, and will not give them back
                     schedule.stuck = group
                 return "blocks"
             for work in self._begin(schedule, group, match, self._room(schedule, budget)):
@@ -218,8 +216,14 @@ class Scheduler:
         return None
 
     def _is_alone(self) -> bool:
-        """Whether nobody holds any block, so that waiting brings none: what fits an empty pool begins."""
+        # Nobody holds any block, so that waiting brings none: what fits an empty pool begins.
         return not self.running and self._pool.num_used == 0
+
+    def _seats_taken(self) -> int:
+        return sum(group.seats for group in self.running)
+
+    def _reserved(self) -> int:
+        return self._admitter.reserved(self.running)
 
     def _begin(self, schedule: Schedule, group: SequenceGroup, match: Match, budget: int) -> Iterator[Scheduled]:
         group.request.look_at_memory(self._pool)
@@ -232,8 +236,7 @@ class Scheduler:
         return self._chunks(group, budget)
 
     def _end_wait(self, group: SequenceGroup) -> dict[str, float]:
-        waits = group.waiting.end(self.clock)
-        group.request.waits = plus(group.request.waits, waits)
+        group.request.waits = plus(group.request.waits, waits := group.waiting.end(self.clock))
         return waits
 
     def _free(self, group: SequenceGroup) -> None:
@@ -243,7 +246,3 @@ class Scheduler:
             if seq.blocks is not None:
                 self._manager.free(seq.blocks)
                 seq.blocks = None
-
-
-def _growth(schedule: Schedule) -> list[tuple[Sequence, int]]:
-    return [(work.seq.blocks, work.count) for work in schedule.work if work.seq.blocks is not None]

@@ -11,6 +11,7 @@ from torch import Tensor
 from hfpaged.engine.logprobs import prompt_logprobs
 from hfpaged.engine.request import Request, SequenceGroup, SequenceState
 from hfpaged.engine.sampler import Sampled, SampleRow, sample
+from hfpaged.engine.samples import fork_samples
 from hfpaged.engine.schedule import Scheduled
 from hfpaged.engine.scheduler import Scheduler
 from hfpaged.engine.sequence_end import end_beams, take_token
@@ -89,18 +90,8 @@ class TokenStep:
         """The sequences that go on from here: of a prompt with several samples so many, on the same blocks."""
         if group.seats == len(group.sequences):
             return group.sequences
-        request, (first,) = group.request, group.sequences
         with self._pool.changing() as manager:
-            for index in range(1, group.seats):
-                child = self._maker.equip(first.fork(index))
-                assert first.blocks is not None
-                child.blocks = manager.fork(first.blocks)
-                request.sequences.append(child)
-            others = [SequenceGroup(request, [seq]) for seq in request.sequences[1:]]
-            group.seats = 1
-            request.groups += others
-            self._scheduler.replace(group, [group, *others])
-        return list(request.sequences)
+            return fork_samples(group, manager, self._scheduler, self._maker.equip)
 
     def _choose(self, choices: list[Choice], logits: Tensor) -> None:
         """Token by token, as long as drafts turn out right."""
