@@ -36,6 +36,18 @@ def read(path: str | Path) -> Trace:
         raise TraceError(f"the trace {path} cannot be read: {error.strerror or error}") from error
 
 
+def read_steps(path: str | Path) -> list[TraceStep]:
+    """The measured steps in a file, with or without requests. Raises TraceError."""
+    reading = _Reading()
+    try:
+        with _opened(str(path)) as file:
+            for index, line in enumerate(_whole_lines(file, reading.skipped), start=1):
+                reading.take(index, line)
+    except OSError as error:
+        raise TraceError(f"the file {path} cannot be read: {error.strerror or error}") from error
+    return reading.steps
+
+
 def read_lines(lines: Iterator[bytes] | BinaryIO, name: str = "it") -> Trace:
     """The trace in these lines. Raises TraceError where none of them is a request."""
     reading = _Reading()

@@ -63,10 +63,13 @@ class Variant:
         return replace(self, rate=rate)
 
     def title(self) -> str:
-        """For people: what is not the same in all variants, as a rule."""
-        pool = format_bytes(self.pool_bytes) if self.block_bytes else f"{self.num_blocks} blocks"
+        """For people."""
+        size = f"{format_bytes(self.pool_bytes)} in " if self.block_bytes else ""
         window = f", window {self.window}" if self.window else ""
-        return f"{self.kv_format}{window}, {pool} of {self.block_size}"
+        return (
+            f"{self.kv_format}{window}, {size}{self.num_blocks} blocks of {self.block_size}, at most "
+            f"{self.max_num_seqs} sequences and {self.max_num_batched_tokens} tokens a step"
+        )
 
 
 def variant_of(layout: PoolLayout, pool_bytes: int, max_num_seqs: int = 128, **sizes: object) -> Variant:

@@ -1,0 +1,82 @@
+"""The variants of a replay: the plan's own sizes, and what `--over` puts in their place."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from hfpaged.config import DEFAULT_BLOCK_SIZE, format_bytes
+from hfpaged.errors import InvalidConfigError
+from hfpaged.planner.case import USUAL_SEQUENCES
+from hfpaged.planner.fit import Fit, fit
+from hfpaged.planner.trace import Trace
+from hfpaged.planner.variant import Variant, variant_of
+from hfpaged.serve import flag_types as types
+
+MOST = 1000  # variants of one call
+
+# By the name in --over: what reads a value, and which choice of a plan it is; the two others are sizes of the engine.
+_CHOICES: dict[str, tuple[Callable[[str], Any], str]] = {
+    "pool": (types.size, "pool"),
+    "kv-dtype": (str, "kv_format"),
+    "block-size": (types.block_size, "block_size"),
+    "window": (lambda text: None if text == "none" else types.count(text), "window"),
+    "max-num-seqs": (types.count, "max_num_seqs"),
+    "token-budget": (types.count, "token_budget"),
+}
+
+
+def over(text: str) -> tuple[str, list[Any]]:
+    """What --over says: "block-size=8,16,32". For argparse, which tells what this raises."""
+    name, _, values = text.partition("=")
+    name = name.strip().replace("_", "-")
+    if name not in _CHOICES or not values:
+        raise argparse.ArgumentTypeError(f"{text!r} is none of {'=A,B  '.join(_CHOICES)}=A,B")
+    read = _CHOICES[name][0]
+    return name, [read(value.strip()) for value in values.split(",") if value.strip()]
+
+
+def variants_of(found: Fit, lists: Sequence[tuple[str, list[Any]]]) -> list[Variant]:
+    """All combinations of the values in `lists`, with the plan's own where there are none. Raises InvalidConfigError
+    for those that cannot be.
+    """
+    names = [_CHOICES[name][1] for name, _ in lists]
+    if twice := [name for name in set(names) if names.count(name) > 1]:
+        raise InvalidConfigError(f"--over says {twice[0]} twice; write all values behind one, with commas")
+    combinations = list(itertools.product(*(values for _, values in lists)))
+    if len(combinations) > MOST:
+        raise InvalidConfigError(
+            f"--over makes {len(combinations)} variants, and at most {MOST} are run; leave some out"
+        )
+    return [_variant(found, dict(zip(names, values, strict=True))) for values in combinations]
+
+
+def _variant(found: Fit, choices: dict[str, Any]) -> Variant:
+    max_num_seqs = choices.pop("max_num_seqs", None) or found.case.workload.concurrency or USUAL_SEQUENCES
+    planned = fit(found.case.choosing(**choices)) if choices else found
+    if planned.pool <= 0:
+        raise InvalidConfigError(
+            f"weights and activations leave no room for a pool on {found.case.machine.name} (short by "
+            f"{format_bytes(-planned.pool)}); give another --device, or the pool by --kv-cache-memory or --over pool="
+        )
+    return variant_of(
+        planned.layout, planned.pool, max_num_seqs, window=planned.case.choices.window,
+        max_num_batched_tokens=max(planned.case.choices.token_budget, max_num_seqs),
+    )  # fmt: skip
+
+
+def recorded_variant(trace: Trace) -> Variant | None:
+    """The sizes of the server that recorded the trace; None where it does not say."""
+    told = trace.header
+    try:
+        return Variant(
+            num_blocks=told["num_blocks"], block_size=told.get("block_size", DEFAULT_BLOCK_SIZE),
+            windows=tuple(told.get("windows", [None])), max_num_seqs=told["max_num_seqs"],
+            max_num_batched_tokens=told["max_num_batched_tokens"], kv_format=str(told.get("kv_format", "auto")),
+            prefix_sharing=bool(told.get("prefix_sharing", True)), by_priority=bool(told.get("by_priority", False)),
+            block_bytes=told.get("block_bytes", 0), watermark=told.get("watermark", 0.01),
+        )  # fmt: skip
+    except (KeyError, TypeError, ValueError):
+        return None

@@ -1,0 +1,81 @@
+"""Replays for people: a table, and what stands out in a line each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from hfpaged.planner.knee import takes_off
+from hfpaged.planner.outcome import Outcome, Spread
+from hfpaged.planner.replay_report import Report
+from hfpaged.planner.units import binary, counted
+from hfpaged.planner.variant import Variant
+
+WIDTH = 150  # where stdout is no terminal
+
+_SETTINGS: dict[str, Callable[[Variant], str]] = {
+    "KV": lambda variant: variant.kv_format,
+    "window": lambda variant: str(variant.window or "-"),
+    "pool": lambda variant: binary(variant.pool_bytes) if variant.block_bytes else f"{variant.num_blocks} blocks",
+    "block": lambda variant: str(variant.block_size),
+    "seqs": lambda variant: str(variant.max_num_seqs),
+    "budget": lambda variant: str(variant.max_num_batched_tokens),
+}
+_FIGURES: dict[str, Callable[[Outcome], str]] = {
+    "hits": lambda found: f"{found.hit_rate:.1%}",
+    "preempted": lambda found: f"{found.preemptions:,}",
+    "waste": lambda found: f"{found.waste:.1%}",
+    "pool used": lambda found: f"{found.pool_used:.0%}",
+    "batch": lambda found: f"{found.mean_batch:.1f}",
+    "out tok/s": lambda found: f"{found.output_tokens_per_second:,.0f}",
+    "queue p50/p99": lambda found: _pair(found.queue),
+    "TTFT p50/p99": lambda found: _pair(found.ttft),
+    "ITL p50/p99": lambda found: _pair(found.gap),
+}
+
+
+def show(report: Report) -> None:
+    """Print it; the verdict comes last."""
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=WIDTH)
+    for line in report.about():
+        console.print(Text(line, style="dim"))
+    console.print(_table(report.outcomes))
+    for line in report.notes():
+        console.print(Text(f"note: {line}", style="yellow"))
+    console.print(Text(report.verdict(), style="bold"))
+
+
+def _table(outcomes: Sequence[Outcome]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    varying = [name for name, of in _SETTINGS.items() if len({of(each.variant) for each in outcomes}) > 1]
+    names = varying or ["pool"]
+    for name in names:
+        table.add_column(name, justify="right", no_wrap=True)
+    for name in _FIGURES:
+        table.add_column(name, justify="right", no_wrap=True)
+    for found in outcomes:
+        cells = [_SETTINGS[name](found.variant) for name in names] + [of(found) for of in _FIGURES.values()]
+        table.add_row(*cells, style="red" if takes_off(found) else None)
+    return table
+
+
+def _pair(spread: Spread) -> str:
+    return f"{seconds(spread.p50)}/{seconds(spread.p99)}"
+
+
+def seconds(value: float | None) -> str:
+    """For people: "12 ms", "3.4 s", "2.1 min"."""
+    if value is None:
+        return "-"
+    if value < 1:
+        return f"{value * 1000:.3g} ms"
+    return f"{value:.3g} s" if value < 120 else f"{value / 60:.3g} min"
+
+
+def requests(count: int) -> str:
+    return counted(count, "request")
