@@ -220,6 +220,7 @@ def test_a_row_that_nobody_knows_has_no_better_way():
 def test_quick_runs_judge_nothing():
     found = compared(record({"prefill": 1.0}, quick=True), record({"prefill": 0.5}, quick=True))
     assert found.exit_code == 0
+    assert [(change.finding, change.worse) for change in found.changes] == [(Finding.VOID, 0.5)]
     assert "too small to judge" in comparison_report.sentence(found)
 
 

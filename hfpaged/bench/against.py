@@ -29,7 +29,7 @@ from hfpaged.bench.texts import prose_ids
 from hfpaged.bench.turns import in_pairs, in_turn
 
 Figure = Callable[[Played, Sequence[int]], float]  # of the answers, and the number of tokens of each
-Prompts = Callable[[Setting, Shape, str], Workload]  # of one turn, by its name
+Prompts = Callable[[Setting, Shape, int], Workload]  # of one turn, by its number
 
 
 def decode(setting: Setting, shape: Shape) -> Measured:
@@ -57,7 +57,7 @@ def _measured(setting: Setting, shape: Shape, prompts: Prompts, figure: Figure, 
     assert endpoint is not None, "rows that need a server are not chosen without one"
     if setting.tokenizer is None:
         return not_measured(NO_TOKENIZER)
-    turns = [prompts(setting, shape, f"{endpoint.salt}.{number}") for number in range(setting.repeats + 1)]
+    turns = [prompts(setting, shape, number) for number in range(setting.repeats + 1)]
     form = form_for(endpoint, setting.tokenizer, turns[0].prompts[0])
     theirs, ours = _play_turns(setting, endpoint, form, turns)
     verdict = judge(setting.tokenizer, form, turns[1:], theirs, ours)
@@ -96,29 +96,32 @@ def _play(setting: Setting, endpoint: Endpoint, form: Form, workload: Workload) 
     return play(endpoint.completions, sends, endpoint.headers)
 
 
-def _single(setting: Setting, shape: Shape, name: str) -> Workload:
-    return Workload([prose_ids(setting.tokenizer, name, 0, shape.prompt)], [shape.new])
+def _single(setting: Setting, shape: Shape, number: int) -> Workload:
+    return Workload([_prose(setting, shape.prompt, number)], [shape.new])
 
 
-def _warm(setting: Setting, shape: Shape, name: str) -> Workload:
+def _warm(setting: Setting, shape: Shape, number: int) -> Workload:
     """All turns begin alike: the first one, which does not count, is the one that computes what they have in common."""
-    run, _, turn = name.rpartition(".")
-    common = prose_ids(setting.tokenizer, run, 0, shape.prompt)
-    return Workload([common + prose_ids(setting.tokenizer, turn, int(turn), shape.own)], [shape.new])
+    common = _prose(setting, shape.prompt)
+    return Workload([common + prose_ids(setting.tokenizer, str(number), number, shape.own)], [shape.new])
 
 
-def _mixed(setting: Setting, shape: Shape, name: str) -> Workload:
+def _mixed(setting: Setting, shape: Shape, number: int) -> Workload:
     lengths, new = mixed_lengths(shape)
-    return Workload(
-        [prose_ids(setting.tokenizer, f"{name}.{index}", index, length) for index, length in enumerate(lengths)], new
-    )
+    return Workload([_prose(setting, length, index, number) for index, length in enumerate(lengths)], new)
 
 
-def _alike(setting: Setting, shape: Shape, name: str) -> Workload:
-    common = prose_ids(setting.tokenizer, name, 0, shape.prompt)
+def _alike(setting: Setting, shape: Shape, number: int) -> Workload:
+    common = _prose(setting, shape.prompt, number)
     own = random_lengths(shape.batch, max(shape.own // 2, 1), max(shape.own, 1))
     prompts = [common + prose_ids(setting.tokenizer, str(index), index, length) for index, length in enumerate(own)]
     return Workload(prompts, [shape.new] * shape.batch)
+
+
+def _prose(setting: Setting, length: int, *numbers: int) -> list[int]:
+    """Tokens that begin with these numbers and what is this run's own, so that no server has them in its cache."""
+    assert setting.against is not None
+    return prose_ids(setting.tokenizer, ".".join(map(str, (*numbers, setting.against.salt))), sum(numbers), length)
 
 
 def _speed(played: Played, counts: Sequence[int]) -> float:

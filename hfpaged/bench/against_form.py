@@ -49,13 +49,17 @@ FORMS = (
 
 
 def form_for(endpoint: Endpoint, tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int]) -> Form:
-    """The first form that is answered. Raises EndpointError with its words for the last one, where none is."""
+    """The first form that is answered. Raises EndpointError with the server's words for the last one where none is, and
+    at once where it was not the form that it did not like.
+    """
     for form in FORMS:
         body = form.body(endpoint.model, tokenizer, prompt[:PROBED], 2)
         try:
             play(endpoint.completions, [Send(0.0, body)], endpoint.headers, PATIENCE)
         except EndpointError as error:
             refusal = error
+            if error.status in (None, 401, 403, 404):
+                break
         else:
             return form
     raise EndpointError(f"{endpoint.completions}: {refusal}") from refusal

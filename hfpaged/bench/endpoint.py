@@ -25,7 +25,13 @@ ADVICE = "measure with the same model in float32 on both sides: 16 bits alone le
 
 
 class EndpointError(HfpagedError, RuntimeError):
-    """A server that cannot be asked, refuses, or answers what no OpenAI-compatible server does."""
+    """A server that cannot be asked, refuses, or answers what no OpenAI-compatible server does. `status` is that of
+    HTTP, None where it is not the reason.
+    """
+
+    def __init__(self, message: str, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 @dataclass(frozen=True)
@@ -95,10 +101,11 @@ def _get(where: str, headers: dict[str, str]) -> bytes:
             data: bytes = answer.read()
             return data
     except urllib.error.HTTPError as error:
-        raise EndpointError(f"{where} answers {error.code} {error.reason}; {remedy(error.code)}") from error
+        raise EndpointError(f"{where} answers {error.code} {error.reason}; {remedy(error.code)}", error.code) from error
     except (OSError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", None) or str(error) or type(error).__name__
-        raise EndpointError(f"{where} cannot be asked ({reason}); is a server running there?") from error
+        told = " ".join(str(reason).split())  # it may quote whatever came
+        raise EndpointError(f"{where} cannot be asked ({told}); is a server running there?") from error
 
 
 def remedy(status: int) -> str:

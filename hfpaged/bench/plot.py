@@ -5,6 +5,7 @@ Ratios, shares and milliseconds have a panel each, as they have no scale in comm
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,7 +25,7 @@ def draw(path: str, found: Conclusion) -> None:
     panels = _panels(published(found.outcomes))
     heights = [ROW * len(bars) + REST for bars in panels.values()] or [REST]
     figure = new_figure(9, sum(heights))
-    figure.suptitle(_title(found), fontsize=9, wrap=True)
+    figure.suptitle(_title(found), fontsize=9)
     axes = figure.subplots(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0]
     for panel, (unit, bars) in zip(axes, panels.items(), strict=False):
         _draw_panel(panel, unit, bars)
@@ -35,7 +36,8 @@ def draw(path: str, found: Conclusion) -> None:
 
 def _title(found: Conclusion) -> str:
     header = found.header
-    return f"{header['model']}, {header['dtype']}, {header['device']}, {header['threads']} threads\n{found.verdict}"
+    place = f"{header['model']}, {header['dtype']}, {header['device']}, threads: {header['threads']}"
+    return "\n".join([place, *textwrap.wrap(found.verdict, LETTERS)])
 
 
 def _panels(outcomes: Sequence[Outcome]) -> dict[str, list[Outcome]]:

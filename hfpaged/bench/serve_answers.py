@@ -58,8 +58,9 @@ def _read(sent: float, pieces: Sequence[tuple[float, str]]) -> Answer:
     head, found, _ = received.partition(b"\r\n\r\n")
     status = [*head.split(b" ", 2), b""][1]
     if not found or status != b"200":
-        told = f"; {remedy(int(status))}" if status.isdigit() else ""
-        raise EndpointError(f"the server answered {_shown(received)}{told}")
+        code = int(status) if status.isdigit() else None
+        told = "" if code is None else f"; {remedy(code)}"
+        raise EndpointError(f"the server answered {_shown(received)}{told}", code)
     ends = list(accumulate(len(text) for _, text in pieces))
     parts: list[tuple[float, str]] = []
     tokens = None

@@ -161,12 +161,12 @@ def requests(setting: Setting, shape: Shape, number: int) -> Iterator[Request]:
     """
     assert setting.tokenizer is not None
     rng = random.Random(SEED + number)
-    salt = "" if setting.against is None else f"{setting.against.salt}."
+    salt = "" if setting.against is None else f".{setting.against.salt}"
     at = 0.0
     for index in range(shape.batch):
         length = rng.randint(max(shape.prompt // SPREAD, 2), shape.prompt)
         new = rng.randint(max(shape.new // SHORTEST_ANSWER, 1), shape.new)
-        yield Request(at, _text(setting, f"{salt}{number}.{index}", index, length), new)
+        yield Request(at, _text(setting, f"{number}.{index}{salt}", index, length), new)
         at += rng.expovariate(setting.rate)
 
 
