@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from hfpaged.block_pool import BlockPool
-from hfpaged.block_table import BlockCopy, BlockTable
+from hfpaged.block_table import BlockCopy, Blocks, BlockTable
 from hfpaged.errors import OutOfBlocksError, StreamPassedError, WindowPassedError
 from hfpaged.layer_groups import visible_offset
 from hfpaged.sequence import Sequence
@@ -68,13 +68,14 @@ class BlockManager:
     def create(self, rules: Many[StreamRule | None] | None = None) -> Sequence:
         """An empty sequence; it holds no block yet. `rules` by layer group, for one that forgets."""
         rules = rules or [None] * self._num_groups
-        tables = (BlockTable(self.pool, self.block_size, rule) for rule in rules)
-        return self._keep(Sequence(tuple(tables)))
+        pool = self._pool_of_next()
+        return self._keep(Sequence(tuple(BlockTable(pool, self.block_size, rule) for rule in rules)))
 
     def fork(self, parent: Sequence) -> Sequence:
         """A sequence that shares all blocks of `parent`; either copies a block only when it writes into it."""
         chain = parent.chain.fork() if parent.chain else None
-        child = Sequence(tuple(table.fork() for table in parent.tables), chain, parent.sinks)
+        pool = self._pool_of_next()
+        child = Sequence(tuple(table.fork(pool) for table in parent.tables), chain, parent.sinks)
         child.state = parent.state.fork() if parent.state else None
         return self._keep(child)
 
@@ -138,8 +139,7 @@ class BlockManager:
         holder = self.create()
         for table, group in zip(holder.tables, copies, strict=True):
             for copy in group:
-                self.pool.acquire(copy.source)
-                table.blocks.append(copy.source)
+                table.hold(copy.source)
         return holder
 
     def release_left(self, sequences: Many[Sequence]) -> None:
@@ -187,6 +187,10 @@ class BlockManager:
     def check_integrity(self) -> None:
         """Recount the pool against the tables of all sequences. Raises IntegrityError."""
         self.pool.check_integrity(table.blocks for sequence in self._sequences for table in sequence.tables)
+
+    def _pool_of_next(self) -> Blocks:
+        """The pool as the tables of the next sequence see it."""
+        return self.pool
 
     def _keep(self, sequence: Sequence) -> Sequence:
         self._sequences.add(sequence)

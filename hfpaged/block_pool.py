@@ -194,21 +194,24 @@ class BlockPool:
         for table in tables:
             for block in table:
                 if not 0 <= block < self.high_water:
-                    raise IntegrityError(f"a table holds block {block}; only {self.high_water} were ever handed out")
+                    raise IntegrityError(
+                        f"a table holds block {block}; only {self.high_water} were ever handed out", [block]
+                    )
                 counted[block] += 1
         wrong = {
             b: (kept, seen) for b, (kept, seen) in enumerate(zip(self._refcounts, counted, strict=True)) if kept != seen
         }
         if wrong:
-            raise IntegrityError(f"refcounts and tables disagree, block: (refcount, tables) = {wrong}")
+            raise IntegrityError(f"refcounts and tables disagree, block: (refcount, tables) = {wrong}", wrong)
         free = [block for block, count in enumerate(counted) if count == 0]
         listed = sorted([*self._released, *self._cached])
         if listed != free:
-            raise IntegrityError(f"free list and cached blocks {listed} should be {free}")
-        if not self._cached.keys() <= self._published:
-            raise IntegrityError(f"cached blocks {sorted(self._cached.keys() - self._published)} are not published")
-        if self._published & set(self._released):
-            raise IntegrityError(f"free blocks {sorted(self._published & set(self._released))} are still published")
+            off = (Counter(listed) - Counter(free)) + (Counter(free) - Counter(listed))
+            raise IntegrityError(f"free list and cached blocks {listed} should be {free}", off)
+        if unpublished := sorted(self._cached.keys() - self._published):
+            raise IntegrityError(f"cached blocks {unpublished} are not published", unpublished)
+        if published := sorted(self._published.intersection(self._released)):
+            raise IntegrityError(f"free blocks {published} are still published", published)
         if self.high_water > self.num_blocks:
             raise IntegrityError(f"block {self.high_water - 1} is beyond the pool's {self.num_blocks} blocks")
         if self._num_shared != sum(count > 1 for count in counted):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass
+from typing import Protocol
 
-from hfpaged.block_pool import BlockPool
 from hfpaged.stream_rule import StreamRule
 
 # Stands for the id of a block that a table, or the prefix index, has no longer.
@@ -23,6 +23,16 @@ class BlockCopy:
     residuals: tuple[int, int] | None = None
 
 
+class Blocks(Protocol):
+    """What a table needs of a block pool, see there."""
+
+    def refcount(self, block: int, /) -> int: ...
+    def is_published(self, block: int, /) -> bool: ...
+    def allocate(self, count: int) -> list[int]: ...
+    def acquire(self, block: int) -> None: ...
+    def release(self, block: int) -> None: ...
+
+
 class BlockTable:
     """Maps positions 0 .. length - 1 to slots. Shared blocks are copied when this table must write into them.
 
@@ -34,7 +44,7 @@ class BlockTable:
     With a `rule` of StreamingLLM the `kept` leading ones stay, and `first` of those behind them are released.
     """
 
-    def __init__(self, pool: BlockPool, block_size: int, rule: StreamRule | None = None) -> None:
+    def __init__(self, pool: Blocks, block_size: int, rule: StreamRule | None = None) -> None:
         self._pool = pool
         self.block_size = block_size
         self.rule = rule
@@ -111,11 +121,18 @@ class BlockTable:
         self._pool.release(self.blocks[self._index(number)])
         self.blocks[self._index(number)] = block
 
-    def fork(self) -> BlockTable:
-        """Another table over the same blocks; nothing is copied before one of the two writes."""
-        child = BlockTable(self._pool, self.block_size, self.rule)
+    def hold(self, block: int) -> None:
+        """Hold one more block, whatever it holds."""
+        self._pool.acquire(block)
+        self.blocks.append(block)
+
+    def fork(self, pool: Blocks | None = None) -> BlockTable:
+        """Another table over the same blocks; nothing is copied before one of the two writes. `pool`: the same one, as
+        the child shall see it.
+        """
+        child = BlockTable(pool or self._pool, self.block_size, self.rule)
         for block in self.blocks:
-            self._pool.acquire(block)
+            child._pool.acquire(block)
         child.blocks = self.blocks[:]
         child.first, child.length = self.first, self.length
         return child

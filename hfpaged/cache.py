@@ -61,6 +61,7 @@ class PagedCache(RowCache):
             2023, arXiv 2309.17453): texts without end in constant memory. What is released are whole blocks: sinks
             are rounded up to them, and a row keeps up to a block more than its window. Prompts that are longer are
             computed in pieces. No prefix is shared. Layers with a smaller window of their own stay as they are.
+        debug: poison freed blocks and trace each block, see KVPool; default: as HFPAGED_DEBUG says.
         sinks: see `window`. Default: 4, which is enough for most models; without any they lose their way.
 
     Raises:
@@ -85,12 +86,13 @@ class PagedCache(RowCache):
         prefix_sharing: bool = True,
         window: int | None = None,
         sinks: int | None = None,
+        debug: bool | None = None,
     ) -> None:
         config = config_of(model, config)
         self._is_encoder_decoder = is_encoder_decoder(config)
         check_pageable(model, config)
         layers = compat.default_layers(config)
-        spec = PoolSpec(block_size, memory, num_blocks, kv_dtype, kv_scales)
+        spec = PoolSpec(block_size, memory, num_blocks, kv_dtype, kv_scales, debug)
         pool = pool_for(model, config, group_layers(windows_of(config, layers)), pool, spec)
         if salt is not None and not isinstance(salt, str):
             raise InvalidConfigError(f"salt={salt!r} is no text; give a str that others do not know, or None")

@@ -52,6 +52,7 @@ class PoolSpec:
     num_blocks: int | None
     kv_dtype: Spec
     kv_scales: KVScales | str | os.PathLike[str] | None
+    debug: bool | None = None
 
 
 def pool_for(
@@ -69,10 +70,15 @@ def pool_for(
                 check_dims(each, dim, dim)
         return KVPool(
             groups, block_size=spec.block_size, kv_format=kv_format, memory=spec.memory, num_blocks=spec.num_blocks,
-            scales=scales,
+            scales=scales, debug=spec.debug,
         )  # fmt: skip
     if (spec.memory, spec.num_blocks, spec.kv_scales) != (None, None, None):
         raise InvalidConfigError("pool= brings its own size and scales; leave memory=, num_blocks= and kv_scales= out")
+    if spec.debug is not None and spec.debug != (pool.debug is not None):
+        is_in = "in" if pool.debug else "not in"
+        raise InvalidConfigError(
+            f"debug={spec.debug}, and the pool is {is_in} debug mode; say it where the pool is made"
+        )
     kv_format = resolve_format(spec.kv_dtype)
     if spec.kv_dtype != "auto" and kv_format != pool.kv_format:
         raise CacheMismatchError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 
 from hfpaged.errors import InvalidConfigError
@@ -24,6 +25,13 @@ def parse_bytes(memory: int | str) -> int:
     if count <= 0:
         raise InvalidConfigError(f"memory={memory!r} is {count} bytes; a pool needs more than none")
     return count
+
+
+def wants_debug(debug: bool | None) -> bool:
+    """Whether a pool is in debug mode: as its user said, else as HFPAGED_DEBUG says."""
+    if debug is None:
+        return os.environ.get("HFPAGED_DEBUG", "").strip().lower() in ("1", "true", "yes", "on")
+    return debug
 
 
 def format_bytes(count: float) -> str:

@@ -141,4 +141,10 @@ class MetricsError(HfpagedError, ValueError):
 
 
 class IntegrityError(HfpagedError, AssertionError):
-    """The pool's books do not agree with what its block tables hold: a bug of hfpaged, never of its user."""
+    """The pool's books do not agree with what its block tables hold: a bug of hfpaged, never of its user. `blocks` are
+    those that are off, as far as that is known.
+    """
+
+    def __init__(self, message: str, blocks: Iterable[int] = ()) -> None:
+        super().__init__(message)
+        self.blocks = tuple(blocks)

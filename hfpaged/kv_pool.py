@@ -13,9 +13,11 @@ from typing import Any
 from hfpaged import live_pools
 from hfpaged.block_manager import BlockManager
 from hfpaged.block_pool import BlockPool
+from hfpaged.block_trace import TracedBlockManager, TracedBlockPool
 from hfpaged.cache_stats import CacheStats
-from hfpaged.config import check_block_size, check_size, parse_bytes
+from hfpaged.config import check_block_size, check_size, wants_debug
 from hfpaged.content import one_prompt
+from hfpaged.errors import IntegrityError
 from hfpaged.explain import Decoder, explain_prompt
 from hfpaged.kv_format import KVFormat, check_layers
 from hfpaged.kv_storage import KVStorage, LayerStore, PartScales
@@ -23,22 +25,19 @@ from hfpaged.layer_groups import LayerGroup
 from hfpaged.memory_map import MemoryMap
 from hfpaged.memory_owners import Describe, LiveRows, map_memory
 from hfpaged.pool_contents import read_pool
-from hfpaged.pool_size import count_blocks, free_memory
+from hfpaged.pool_debug import PoolDebug
+from hfpaged.pool_memory import PoolMemory
 from hfpaged.prefix_cache import PrefixCache, is_for
 from hfpaged.prefix_loading import LoadedPrefixes, load_prefixes
 from hfpaged.prefix_report import PrefixReport
 from hfpaged.prefix_saving import SavedPrefixes, save_prefixes
 from hfpaged.residuals import Residuals
 
-# What a pool may take of the free memory when its user names no size. It grows as needed up to there.
-DEFAULT_SHARE = 0.5
-# What of such a pool prefixes that nobody uses may keep.
-CACHED_SHARE = 0.25
-
 
 class KVPool:
     """Blocks for the layers of one model. Its size is `num_blocks`, or what fits into `memory` (bytes or a text
-    such as "2GiB"), known when the first key has come; by default half of the memory that is free then.
+    such as "2GiB"), known when the first key has come; by default half of the memory that is free then. With `debug`
+    (None: as HFPAGED_DEBUG=1 says) freed blocks are poisoned with NaN and errors tell the last changes of their blocks.
     """
 
     def __init__(
@@ -50,6 +49,7 @@ class KVPool:
         memory: int | str | None = None,
         num_blocks: int | None = None,
         scales: Mapping[int, PartScales] | None = None,
+        debug: bool | None = None,
     ) -> None:
         check_layers(kv_format, (layer for group in groups for layer in group.layers))
         size = check_size(memory, num_blocks, len(groups))
@@ -60,17 +60,15 @@ class KVPool:
         self._abandoned: deque[Callable[[BlockManager], None]] = deque()
         self.storage = KVStorage(block_size, kv_format, scales)
         self.residuals = Residuals() if any(each.has_residuals for each in kv_format.all) else None
-        self._memory = None if memory is None else parse_bytes(memory)
-        self._has_own_size = num_blocks is not None
-        self._keeps_all = True  # cached prefixes may fill the pool, which its user has sized
+        self._memory = PoolMemory(memory, num_blocks)
         self.layer_stores: dict[int, list[LayerStore]] = {}  # by layer, one for each kind of key
         self.models: weakref.WeakSet[Any] = weakref.WeakSet()  # those whose caches use it
-        self.blocks = BlockPool(size)
+        self.debug: PoolDebug | None = None
+        windows = [group.window for group in groups]
+        self._make_blocks(size, windows, wants_debug(debug))
         if self.residuals is not None:
             self.blocks.on_free = self.residuals.close
-            self.blocks.reserved = self._blocks_worth_of_residuals
-        windows = [group.window for group in groups]
-        self.manager = BlockManager(self.blocks, len(groups), block_size, windows)
+            self.blocks.reserved = lambda: self._memory.blocks_worth_of_residuals(self)
         self.prefixes = PrefixCache(self.manager, windows)
         self.live_rows = LiveRows()  # those of all caches on this pool
         self.describers: weakref.WeakKeyDictionary[Any, Describe] = weakref.WeakKeyDictionary()  # others' sequences
@@ -84,7 +82,7 @@ class KVPool:
     @property
     def is_sized_by_user(self) -> bool:
         """Whether its user has named blocks or memory; else it is as large as the free memory lets it be."""
-        return self._has_own_size or self._keeps_all
+        return self._memory.is_named
 
     @property
     def num_free(self) -> int:
@@ -98,6 +96,8 @@ class KVPool:
         with self._lock:
             self._reclaim()
             yield self.manager
+            if self.debug:
+                self.debug.settle()
 
     def add_model(self, model: Any, name: str) -> None:
         """A cache of `model` uses this pool."""
@@ -196,11 +196,19 @@ class KVPool:
 
     def check_integrity(self) -> None:
         """Recount all blocks from scratch. Raises IntegrityError."""
-        with self.changing() as manager:
-            manager.check_integrity()
-            self.prefixes.check_integrity()
-            if self.residuals is not None:
-                self.residuals.check_integrity(self.blocks.refcount)
+        with self.changing():
+            try:
+                self._check_integrity()
+            except IntegrityError as error:
+                raise (self.debug.told(error) if self.debug else error) from None
+
+    def _check_integrity(self) -> None:
+        self.manager.check_integrity()
+        self.prefixes.check_integrity()
+        if self.residuals is not None:
+            self.residuals.check_integrity(self.blocks.refcount)
+        if self.debug:
+            self.debug.check_integrity()
 
     def reserve_all(self) -> None:
         """Take the memory of all blocks now, so that no step waits while what is stored is copied to a larger place.
@@ -218,25 +226,16 @@ class KVPool:
         with self._lock:
             known = self.layer_stores.setdefault(layer, [])
             known[:] = [other for other in known if other is not store] + [store]
-            if self._has_own_size:
-                return
-            if self._memory is None:
-                self._memory = int(DEFAULT_SHARE * free_memory(store.key.device))
-                self._keeps_all = False
-            to_come = max(len(group.layers) for group in self.groups) - self.storage.num_stores
-            fitting = count_blocks(
-                self._memory, self.storage.block_bytes + max(to_come, 0) * store.block_bytes, self.block_size,
-                len(self.groups),
-            )  # fmt: skip
-            self.blocks.num_blocks = max(fitting, self.blocks.high_water)
-            if not self._keeps_all:
-                self.blocks.max_cached = int(self.blocks.num_blocks * CACHED_SHARE)
+            self._memory.settle(self, store)
 
-    def _blocks_worth_of_residuals(self) -> int:
-        """What residuals take of the memory of a pool that was sized by it."""
-        if self._has_own_size or not self.residuals or not self.storage.block_bytes:
-            return 0
-        return -(-self.residuals.num_open * self.storage.residual_bytes // self.storage.block_bytes)
+    def _make_blocks(self, size: int, windows: list[int | None], debug: bool) -> None:
+        if not debug:
+            self.blocks = BlockPool(size)
+            self.manager = BlockManager(self.blocks, len(windows), self.block_size, windows)
+            return
+        self.blocks = blocks = TracedBlockPool(size)
+        self.manager = manager = TracedBlockManager(blocks, len(windows), self.block_size, windows)
+        self.debug = PoolDebug(self, blocks, manager)
 
     def _try_reclaim(self) -> None:
         if self._lock.acquire(blocking=False):

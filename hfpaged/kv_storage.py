@@ -18,6 +18,8 @@ from hfpaged.step import Step
 # A growing pool gets an eighth more than it needs now, so that it is not copied at every step.
 GROWTH = 1.125
 
+POISON = 255  # each byte of a block that was freed, in debug mode
+
 # Scales of the heads of one layer, float32 [num_kv_heads], of keys and of values.
 PartScales = tuple[Tensor | None, Tensor | None]
 NO_SCALES: PartScales = (None, None)
@@ -106,6 +108,25 @@ class LayerStore:
         with self._lock, torch.no_grad():
             stored = self._part(part).data
             stored[torch.tensor(blocks, device=stored.device)] = contents.to(stored.device)
+
+    def poison(self, blocks: list[int]) -> None:
+        """Fill free blocks with what is NaN in every format, as a number or as the scale of a code: all bits set."""
+        self._set_bytes(blocks, POISON)
+
+    def clear(self, blocks: list[int]) -> None:
+        """Fill blocks with zeros."""
+        self._set_bytes(blocks, 0)
+
+    def not_poisoned(self, blocks: list[int]) -> list[int]:
+        """Which of these blocks hold anything but poison."""
+        with self._lock:
+            held = [part.block_bytes_of(blocks).ne(POISON).any(1) for part in (self._key, self._value)]
+        return [block for block, is_off in zip(blocks, (held[0] | held[1]).tolist(), strict=True) if is_off]
+
+    def _set_bytes(self, blocks: list[int], byte: int) -> None:
+        with self._lock:
+            for part in (self._key, self._value):
+                part.set_bytes(blocks, byte)
 
     def _part(self, name: str) -> PartStore:
         return self._key if name == "key" else self._value

@@ -73,6 +73,15 @@ class PartStore:
             blocks, residuals = reopened.unbind(1)
             self.residual[residuals] = read_blocks(self.cache, blocks).transpose(1, 2).to(self._dtype)
 
+    def set_bytes(self, blocks: list[int], byte: int) -> None:
+        """Let each byte of these blocks be `byte`."""
+        with torch.no_grad():
+            self.data.view(torch.uint8)[torch.tensor(blocks, device=self.data.device)] = byte
+
+    def block_bytes_of(self, blocks: list[int]) -> Tensor:
+        """[blocks, bytes] uint8: what lies in them."""
+        return self.data[torch.tensor(blocks, dtype=torch.int64, device=self.data.device)].flatten(1).view(torch.uint8)
+
     def copy_residuals(self, pairs: list[tuple[int, int]]) -> None:
         """(source, target) each."""
         if self.residual is not None and pairs:

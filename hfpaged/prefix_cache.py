@@ -121,7 +121,8 @@ class PrefixCache:
         """Each published block is known to the pool and to the index, and no other. Raises IntegrityError."""
         known, published = self.index.held(), self._pool.published()
         if known != published:
-            raise IntegrityError(f"published blocks {sorted(published)}, the index knows {sorted(known)}")
+            off = known ^ published
+            raise IntegrityError(f"published blocks {sorted(published)}, the index knows {sorted(known)}", off)
 
 
 def is_for(root: Root, salt: str | None, adapter: str | None) -> bool:

@@ -49,7 +49,7 @@ class Residuals:
         """Raises IntegrityError where a free block has a residual, or one residual is in two places."""
         idle = sorted(block for block in self._of if refcount(block) == 0)
         if idle:
-            raise IntegrityError(f"free blocks {idle} still have residuals")
+            raise IntegrityError(f"free blocks {idle} still have residuals", idle)
         listed = sorted([*self._of.values(), *self._free])
         if listed != list(range(self.high_water)):
             raise IntegrityError(f"residuals {listed} are in use or free; each of {self.high_water} should be, once")

@@ -17,15 +17,14 @@ ROOT = Path(__file__).parent.parent
 # A file that is not in this table fails the tests below: decide on which floor it stands and write it down.
 # A name that ends with "*" stands for all that begin like it.
 FLOORS = {
-    0: "errors config cache_stats block_hash block_pool block_table common_runs ghosts layer_groups prefix_block"
-    " prefix_index match_end token_chain sequence block_manager prefix_cache prefix_tree prefill_plan piece_kind"
-    " prefix_report explain stream_rule residuals clock memory_account generation_events"
-    " outliving live_pools live_display",
-    1: "kv_format filling part_store kv_storage pool_size memory_grid memory_map memory_owners memory_plot memory_table"
-    " picture kv_pool content fingerprint shared_runs step step_copies"
-    " step_residuals padding row_tokens rows packed_step packed_rows static_step stored_steps"
-    " step_plan admission tensor_file kv_scales prefix_manifest"
-    " prefix_saving prefix_loading onednn_weight pool_contents",
+    0: "errors config cache_stats block_hash block_pool block_table block_trace common_runs ghosts layer_groups"
+    " prefix_block prefix_index match_end token_chain sequence block_manager prefix_cache prefix_tree prefill_plan"
+    " piece_kind prefix_report explain stream_rule residuals clock memory_account generation_events outliving"
+    " live_pools live_display",
+    1: "kv_format filling part_store kv_storage pool_size pool_memory pool_debug memory_grid memory_map"
+    " memory_owners memory_plot memory_table picture kv_pool content fingerprint shared_runs step step_copies"
+    " step_residuals padding row_tokens rows packed_step packed_rows static_step stored_steps step_plan admission"
+    " tensor_file kv_scales prefix_manifest prefix_saving prefix_loading onednn_weight pool_contents",
     2: "adapters adapter_choice compat compat_beams compat_generation layer_states layer_step new_blocks"
     " graph handle paged_layer state_layer model_classes pageable mask_pattern mask attention attention_code"
     " attention_origin pictures prefix_sharing prefix_lookup cache_pool row_cache cache patching"

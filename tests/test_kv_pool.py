@@ -7,7 +7,7 @@ import weakref
 import pytest
 import torch
 
-from hfpaged import kv_pool
+from hfpaged import pool_memory
 from hfpaged.cache_stats import CacheStats
 from hfpaged.errors import IntegrityError, InvalidConfigError, OutOfBlocksError
 from hfpaged.kv_format import FORMATS
@@ -134,7 +134,7 @@ def test_a_pool_never_gets_smaller_than_what_is_out():
 
 def test_a_pool_without_a_size_takes_half_of_the_memory_that_is_free(monkeypatch):
     asked = []
-    monkeypatch.setattr(kv_pool, "free_memory", lambda device: asked.append(device) or 9 * 2 * LAYER_BLOCK * 2 + 1)
+    monkeypatch.setattr(pool_memory, "free_memory", lambda device: asked.append(device) or 9 * 2 * LAYER_BLOCK * 2 + 1)
     pool = pool_of()
     assert pool.num_blocks == 0
     assert with_stores(pool).num_blocks == 9

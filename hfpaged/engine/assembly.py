@@ -180,7 +180,7 @@ def _prepack(model: nn.Module, wanted: bool | None) -> bool:
 
 
 def _pool_spec(spec: EngineSpec, memory: int | str | None, num_blocks: int | None) -> PoolSpec:
-    return PoolSpec(spec.block_size, memory, num_blocks, spec.kv_dtype, spec.kv_scales)
+    return PoolSpec(spec.block_size, memory, num_blocks, spec.kv_dtype, spec.kv_scales, spec.debug)
 
 
 def _spare_runner(model: nn.Module, spec: EngineSpec) -> ModelRunner:

@@ -59,6 +59,7 @@ class ContinuousBatcher:
         prepack: reorder weights of linear layers for the CPU; default: where it can be done and gains.
         cuda_graphs: compute decode steps as CUDA graphs. None: where it can be done, each kind of step from its first
             one on; True: all are recorded now, or it is an error. Off by default: it has not been tried on a card yet.
+        debug: poison freed blocks and trace each block, see KVPool; default: as HFPAGED_DEBUG says.
         hooks: functions that are told of each event (hfpaged.engine.events).
 
     Raises:
@@ -88,13 +89,14 @@ class ContinuousBatcher:
         prepack: bool | None = None,
         cuda_graphs: bool | None = False,
         max_num_queued_requests: int | None = None,
+        debug: bool | None = None,
         hooks: tuple[Hook, ...] = (),
     ) -> None:
         self.tokenizer = tokenizer
         spec = EngineSpec(
             memory, num_blocks, block_size, kv_dtype, kv_scales, max_num_seqs, max_num_batched_tokens, max_model_len,
             policy, preemption, watermark, max_step_stretch, prefix_sharing, prepack, cuda_graphs,
-            max_num_queued_requests)  # fmt: skip
+            max_num_queued_requests, debug)  # fmt: skip
         self._parts = assemble(model, tokenizer, pool, spec)
         self.loop = EngineLoop(self._parts.engine)
         self.tally = Tally(compat.model_name(self.model), self.loop.requests)

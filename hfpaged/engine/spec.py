@@ -32,6 +32,7 @@ class EngineSpec:
     prepack: bool | None
     cuda_graphs: bool | None
     max_num_queued_requests: int | None
+    debug: bool | None = None
 
     def __post_init__(self) -> None:
         if self.max_num_seqs < 1 or self.max_num_batched_tokens < self.max_num_seqs:
