@@ -71,7 +71,9 @@ def run_everything(model):
     cache = PagedCache(model, num_blocks=50)
     seen = {"output_attentions": True, "return_dict_in_generate": True}
     model.generate(**tiny_models.prompts([5, 7]), past_key_values=cache, **GREEDY, **seen)  # over the dense view
-    return batcher, cache
+    shadowed = batcher_of(model, kv_dtype="int8", shadow=1.0)
+    shadowed.generate(random_prompts(1), **GREEDY)
+    return batcher, cache, shadowed
 
 
 def test_a_scrape_has_all_metrics_of_the_catalog_and_no_other(registry, model):
@@ -179,7 +181,7 @@ def test_no_counter_goes_back_when_batchers_and_pools_are_dropped(registry, mode
         before = now
     evicted = ("hfpaged_kv_evicted_blocks_total", frozenset({"model_name": model.config._name_or_path}.items()))
     assert before[evicted] > 0
-    assert scraped(registry, model)("hfpaged_requests_received_total") == 18
+    assert scraped(registry, model)("hfpaged_requests_received_total") == 20
 
 
 def test_requests_of_a_batcher_that_is_dropped_are_aborted_ones(registry, model):

@@ -36,6 +36,11 @@ class AdapterRouter:
         self._tried: dict[str, Any] = {}
         self._look()
 
+    @property
+    def model(self) -> nn.Module:
+        """What forwards run through."""
+        return self._runner.model
+
     def check(self, adapter: str | None) -> None:
         """From any thread: raises InvalidConfigError for an adapter that a request cannot choose."""
         if adapter is not None:

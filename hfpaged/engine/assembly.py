@@ -23,6 +23,7 @@ from hfpaged.engine.preemption import POLICIES
 from hfpaged.engine.request_sequences import describe_requests
 from hfpaged.engine.scheduler import Scheduler
 from hfpaged.engine.sequence_maker import SequenceMaker
+from hfpaged.engine.shadow_support import check_shadow
 from hfpaged.engine.sizing import PoolSizing, default_share, size_pool
 from hfpaged.engine.spec import EngineSpec
 from hfpaged.engine.trial import refusing, try_out
@@ -142,6 +143,7 @@ def _assemble(
     runner = ModelRunner(model, PackedCache(model, pool, _pool_spec(spec, memory, spec.num_blocks)))
     try_out(runner, _spare_runner(model, spec))
     runner.expect_length(_longest(model, spec))
+    check_shadow(spec.shadow, runner)
     pool = runner.cache.pool
     pool.reserve_all()
     runner.graphs = make_graphs(runner, spec.cuda_graphs, spec.max_num_seqs, _longest(model, spec))

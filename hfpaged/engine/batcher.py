@@ -22,6 +22,7 @@ from hfpaged.engine.outputs import RequestOutput
 from hfpaged.engine.pacing import DEFAULT_STRETCH
 from hfpaged.engine.preemption import PreemptionPolicy
 from hfpaged.engine.running import RunningEngine
+from hfpaged.engine.shadow_support import attach_shadow
 from hfpaged.engine.spec import EngineSpec
 from hfpaged.engine.tally import Tally
 from hfpaged.engine.warm_up import forwards
@@ -53,13 +54,13 @@ class ContinuousBatcher:
         policy: "fcfs", or "priority": a smaller `priority` of a request goes first.
         preemption: whose blocks are taken back when they run out: "least_computed", "last_come" or a function.
         watermark: the share of the pool that admission leaves free for those who run.
-        max_step_stretch: while sequences stream, a step with prompt tokens takes at most about so many times a step
-            without any; None: always as many tokens as max_num_batched_tokens allows.
+        max_step_stretch: while others stream, a step with prompt tokens takes at most about so many times one without.
         prefix_sharing: find known prefixes, and let others find what is computed.
         prepack: reorder weights of linear layers for the CPU; default: where it can be done and gains.
         cuda_graphs: compute decode steps as CUDA graphs. None: where it can be done, each kind of step from its first
             one on; True: all are recorded now, or it is an error. Off by default: it has not been tried on a card yet.
         debug: poison freed blocks and trace each block, see KVPool; default: as HFPAGED_DEBUG says.
+        shadow: the share of requests that are computed once more with the native cache in spare time, see metrics.
         hooks: functions that are told of each event (hfpaged.engine.events).
 
     Raises:
@@ -90,17 +91,18 @@ class ContinuousBatcher:
         cuda_graphs: bool | None = False,
         max_num_queued_requests: int | None = None,
         debug: bool | None = None,
+        shadow: float = 0.0,
         hooks: tuple[Hook, ...] = (),
     ) -> None:
         self.tokenizer = tokenizer
         spec = EngineSpec(
             memory, num_blocks, block_size, kv_dtype, kv_scales, max_num_seqs, max_num_batched_tokens, max_model_len,
             policy, preemption, watermark, max_step_stretch, prefix_sharing, prepack, cuda_graphs,
-            max_num_queued_requests, debug)  # fmt: skip
+            max_num_queued_requests, shadow, debug)  # fmt: skip
         self._parts = assemble(model, tokenizer, pool, spec)
         self.loop = EngineLoop(self._parts.engine)
         self.tally = Tally(compat.model_name(self.model), self.loop.requests)
-        self.hooks.extend((self.tally, *hooks))
+        self.hooks.extend((self.tally, *attach_shadow(self._parts, self.loop, self.tally), *hooks))
         self._finalizer = weakref.finalize(self, self.pool.abandon, self._parts.scheduler.give_back)
         self._intake = Intake(compat.transformers_model(model), tokenizer, self._parts, self.loop, self.tally)
         registry.register(self)

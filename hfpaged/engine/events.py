@@ -158,6 +158,27 @@ class StepFinished(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ShadowCompared(Event):
+    """A request that has ended was computed once more with the native cache. Of each token that was compared `kl` is
+    KL(native || live) in nats; `agreed` of them have the same likeliest token in both. It took `seconds`.
+    """
+
+    kv_format: str
+    kl: tuple[float, ...]
+    agreed: int
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShadowDropped(Event):
+    """A request was to be computed once more, and is not, for a `reason` in a word. That took `seconds` for nothing."""
+
+    kv_format: str
+    reason: str
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class StepStuck(Event):
     """A step has not come back for so many seconds."""
 

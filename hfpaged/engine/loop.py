@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Protocol
 
 from hfpaged.engine.core import Engine
 from hfpaged.engine.delivery import Listener, Mailbox
@@ -18,6 +20,19 @@ from hfpaged.errors import InvalidConfigError, NestedStepError
 logger = logging.getLogger("hfpaged")
 
 
+class SpareWork(Protocol):
+    """What is done where requests do not notice. None of it raises, but for Ctrl-C."""
+
+    def after_step(self, seconds: float) -> None:
+        """A step took so long, and its outputs are delivered."""
+
+    def work(self) -> bool:
+        """A short piece, while there is nothing else to do; whether there was any."""
+
+    def give_up(self) -> None:
+        """Nothing of it will be done any more."""
+
+
 class EngineLoop:
     """The engine behind a lock, and what is to be done when nobody holds it."""
 
@@ -27,6 +42,7 @@ class EngineLoop:
         self._driver = threading.Lock()  # of who makes steps until the outputs that he waits for have come
         self._claim = threading.Lock()  # of the one running engine
         self._inbox: deque[tuple[Callable[[Request], None], Request]] = deque()
+        self.spare: SpareWork | None = None
         self._outputs: list[RequestOutput] = []  # not given back yet, as Ctrl-C came between
         self._unheard: list[RequestOutput] = []  # last ones that others' steps made, of requests without a listener
         self._stepper: int | None = None  # the thread that makes the step under way
@@ -102,6 +118,15 @@ class EngineLoop:
             yield
         self._settle()
 
+    def work_spare(self) -> bool:
+        """A short piece of what can wait, for who has no request to make a step for; whether there was any. Raises
+        NestedStepError inside of a step.
+        """
+        if self.spare is None:
+            return False
+        with self.between_steps():
+            return self.spare.work()
+
     def wake(self) -> None:
         """Let `wait_for_work` return."""
         self._came.set()
@@ -133,6 +158,8 @@ class EngineLoop:
             for request in self.engine.end_all(list(self._requests.values()), error):
                 self._deliver(output_of(request))
             self._unheard = []
+            if self.spare is not None:
+                self.spare.give_up()
             self.engine.tells.raise_interrupt()
 
     def next_output(self, mailbox: Mailbox) -> RequestOutput:
@@ -150,11 +177,14 @@ class EngineLoop:
 
     def _make_step(self, is_wanted: Callable[[Request], bool]) -> None:
         self._read_inbox()
+        began = time.perf_counter()
         moved = self.engine.step() if self.engine.has_work else []
         outputs = [output_of(request) for request in moved if is_wanted(request)]
         self._outputs += outputs
         for output in outputs:  # under the lock, so that each listener gets them in order
             self._deliver(output)
+        if self.spare is not None:
+            self.spare.after_step(time.perf_counter() - began)
         self.engine.tells.raise_interrupt()
 
     @contextmanager

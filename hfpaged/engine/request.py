@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from hfpaged.engine.params import RequestParams
     from hfpaged.engine.prompt_lookup import PromptLookup
     from hfpaged.engine.sampler import SequenceSampler
+    from hfpaged.engine.shadow_capture import Capture
     from hfpaged.engine.stopping import StopConditions
 
 
@@ -31,17 +32,19 @@ class SequenceState:
     tokens    the prompt's and the new ones; the last one is not stored yet while it waits for its forward
     blocks    its tables; None while it holds no block
     draft     tokens that the coming step verifies
+    capture   keeps some of the logits that its tokens are chosen by, of requests that are shadowed
     """
 
     __slots__ = (
-        "blocks", "cumulative_logprob", "detokenizer", "draft", "finish_reason", "index", "logprobs", "lookup",
-        "request", "sampler", "stop_reason", "tokens",
+        "blocks", "capture", "cumulative_logprob", "detokenizer", "draft", "finish_reason", "index", "logprobs",
+        "lookup", "request", "sampler", "stop_reason", "tokens",
     )  # fmt: skip
 
     def __init__(self, request: Request, index: int, tokens: array[int]) -> None:
         self.request, self.index, self.tokens = request, index, tokens
         self.blocks: Sequence | None = None
         self.draft: list[int] = []
+        self.capture: Capture | None = None
         self.sampler: SequenceSampler | None = None
         self.lookup: PromptLookup | None = None
         self.detokenizer: Detokenizer | None = None

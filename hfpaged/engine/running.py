@@ -143,7 +143,7 @@ class RunningEngine:
                 while not self._stops:
                     if self._loop.has_work:
                         self._step()
-                    else:
+                    elif not self._loop.work_spare():
                         self._loop.wait_for_work(0.5)
         finally:
             if (

@@ -32,6 +32,7 @@ class EngineSpec:
     prepack: bool | None
     cuda_graphs: bool | None
     max_num_queued_requests: int | None
+    shadow: float
     debug: bool | None = None
 
     def __post_init__(self) -> None:
@@ -48,6 +49,8 @@ class EngineSpec:
             check_share(self.memory)
         if not 0 <= self.watermark < 1:
             raise InvalidConfigError(f"watermark={self.watermark} is a share of the pool; use 0 to less than 1")
+        if not 0 <= self.shadow <= 1:
+            raise InvalidConfigError(f"shadow={self.shadow} is a share of the requests; use 0 to 1, such as 0.01")
         if self.max_step_stretch is not None and self.max_step_stretch <= 1:
             raise InvalidConfigError(
                 f"max_step_stretch={self.max_step_stretch}: a step with prompt tokens takes longer than one without; "

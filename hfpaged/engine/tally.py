@@ -64,6 +64,11 @@ class Tally:
             self._note_work(now())
             self._num_unseen += 1
 
+    def begin_shadow(self, kv_format: str) -> None:
+        """A sample of requests will be computed once more: begin with 0."""
+        with self._lock:
+            keys.shadow_at_zero(self.sums, kv_format)
+
     def read(self) -> tuple[Sums, dict[str, InFlight]]:
         """The sums and the requests in flight at one moment: copies, if not of those requests. Those that were added
         count as received.
@@ -207,6 +212,19 @@ class Tally:
                 count((keys.COMPUTED_TOKENS, phase), tokens)
                 observed[keys.STEP_TOKENS, phase].observe(tokens)
 
+    def _shadow_compared(self, event: events.ShadowCompared) -> None:
+        count, label = self.sums.count, event.kv_format
+        count((keys.SHADOW_REQUESTS, label))
+        count((keys.SHADOW_TOKENS, label), len(event.kl))
+        count((keys.SHADOW_AGREED, label), event.agreed)
+        count((keys.SHADOW_SECONDS, label), event.seconds)
+        for kl in event.kl:
+            self.sums.histograms[keys.SHADOW_KL, label].observe(max(kl, 0.0))  # rounding may go below
+
+    def _shadow_dropped(self, event: events.ShadowDropped) -> None:
+        self.sums.count((keys.SHADOW_DROPPED, event.kv_format, event.reason))
+        self.sums.count((keys.SHADOW_SECONDS, event.kv_format), event.seconds)
+
 
 _COUNT: dict[type[events.Event], Callable[[Tally, Any], None]] = {
     events.Rejected: Tally._rejected,
@@ -219,4 +237,6 @@ _COUNT: dict[type[events.Event], Callable[[Tally, Any], None]] = {
     events.Failed: Tally._failed,
     events.Aborted: Tally._aborted,
     events.StepFinished: Tally._step,
+    events.ShadowCompared: Tally._shadow_compared,
+    events.ShadowDropped: Tally._shadow_dropped,
 }

@@ -23,6 +23,13 @@ BYTE_SECONDS: Key = ("hfpaged_kv_byte_seconds_total",)
 LOOKUPS = "hfpaged_prefix_lookups_total"
 STEP_SECONDS = "hfpaged_step_seconds_total"
 
+SHADOW_REQUESTS = "hfpaged_shadow_requests_total"
+SHADOW_TOKENS = "hfpaged_shadow_tokens_total"
+SHADOW_AGREED = "hfpaged_shadow_top1_agreed_tokens_total"
+SHADOW_KL = "hfpaged_shadow_kl"
+SHADOW_DROPPED = "hfpaged_shadow_dropped_total"
+SHADOW_SECONDS = "hfpaged_shadow_seconds_total"
+
 DURATION: Key = ("hfpaged_request_duration_seconds",)
 QUEUE: Key = ("hfpaged_request_queue_seconds",)
 PROMPT_LENGTH: Key = ("hfpaged_request_prompt_tokens",)
@@ -45,6 +52,9 @@ RUN_TIME: Key = ("run time",)
 PHASES = ("prefill", "decode")
 CAUSES = ("blocks", "seats", "budget", "prefix", "turn")
 PARTS = ("forward", "sampling", "scheduling")
+DROPS = (
+    "aborted", "failed", "beams", "memory", "backlog", "too_long", "adapter_lost", "not_finite", "stopped", "error",
+)  # fmt: skip
 REASONS = ("complete", "never_seen", "below_block_size", "evicted", "left_window", "other_key", "differs")
 
 _REFUSALS: dict[type[BaseException], str] = {
@@ -100,3 +110,12 @@ def all_at_zero() -> Sums:
     for key, bounds in _BOUNDS.items():
         sums.histogram(key, bounds)
     return sums
+
+
+def shadow_at_zero(sums: Sums, kv_format: str) -> None:
+    """Begin to count what shadow decoding finds: where there is none, these are not there."""
+    for metric in (SHADOW_REQUESTS, SHADOW_TOKENS, SHADOW_AGREED, SHADOW_SECONDS):
+        sums.name(metric, [kv_format])
+    for reason in DROPS:
+        sums.count((SHADOW_DROPPED, kv_format, reason), 0)
+    sums.histogram((SHADOW_KL, kv_format), buckets.DIVERGENCE)

@@ -98,6 +98,9 @@ class TokenStep:
         while choices:
             rows = [each.first + each.depth for each in choices]
             picked = logits if rows == list(range(len(logits))) else logits[rows]
+            for row, each in enumerate(choices):
+                if each.seq.capture is not None:
+                    each.seq.capture.see(len(each.seq.tokens), picked[row])
             asked = [SampleRow(each.seq.sampler, each.seq.tokens) for each in choices if each.seq.sampler]
             began = time.perf_counter()
             answers = sample(asked, picked)

@@ -17,6 +17,8 @@ examples:
   hfpaged serve                                        the demo model on http://127.0.0.1:8000
   hfpaged serve ./my-model --kv-cache-memory 2GiB      your own, with a pool of this size
   hfpaged serve org/model --host 0.0.0.0 --api-key-file keys.txt --log-json
+  hfpaged serve ./my-model --kv-cache-dtype int8 --shadow 1%
+                                                       what int8 costs in your traffic, as metrics
   curl http://127.0.0.1:8000/v1/models
 
 Flags may be written with _ instead of -. SIGTERM or Ctrl-C lets running requests end; a second one does not.
@@ -78,6 +80,11 @@ def sizes_of(args: argparse.Namespace) -> dict[str, object]:
             "--window and --sinks are for one endless text, and the engine of a server keeps all tokens of a request "
             "until it ends; use generate(past_key_values=PagedCache(model, window=...)), or --max-model-len here"
         )
+    if args.shadow and args.kv_cache_dtype == "auto":
+        raise InvalidConfigError(
+            f"--shadow {args.shadow:g} compares a quantized KV cache with the native one, and --kv-cache-dtype auto is "
+            "the native one: there is nothing to compare; give --kv-cache-dtype int8, or leave --shadow out"
+        )
     return {
         "memory": args.gpu_memory_utilization if args.kv_cache_memory is None else args.kv_cache_memory,
         "block_size": args.block_size,
@@ -88,4 +95,5 @@ def sizes_of(args: argparse.Namespace) -> dict[str, object]:
         "prefix_sharing": args.enable_prefix_caching,
         "max_num_queued_requests": args.max_num_queued_requests,
         "policy": args.scheduling_policy,
+        "shadow": args.shadow,
     }

@@ -64,6 +64,20 @@ def share(text: str) -> float:
     return found
 
 
+def sample(text: str) -> float:
+    """A share of the requests: "1%" or 0.01. More than 0, and all at most."""
+    number = text.strip().removesuffix("%")
+    try:
+        found = float(number) / (1 if number == text.strip() else 100)
+    except ValueError:
+        found = 0.0
+    if not 0 < found <= 1:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no share of the requests; write 1% or 0.01, more than 0 and at most 100%"
+        )
+    return found
+
+
 def size(text: str) -> int:
     """Bytes of "2GiB", "512MB" or a number."""
     try:

@@ -156,6 +156,11 @@ def _telemetry(group: argparse._ArgumentGroup) -> None:
          "metrics under these names besides",
          "none: each name costs a series; dashboards made for vLLM want them",
          choices=("vllm",))  # fmt: skip
+    _add(group, "--shadow",
+         "share of requests, such as 1%, that are computed once more with the native KV cache when they have ended: "
+         "metrics then tell what --kv-cache-dtype costs in your traffic (KL, top-1 agreement)",
+         "none: it takes idle time, and up to 2 % of the engine's time under load",
+         type=types.sample, default=0.0, metavar="SHARE")  # fmt: skip
     _add(group, "--otlp-endpoint",
          "where spans and metrics go, as OTEL_EXPORTER_OTLP_ENDPOINT says",
          "what the OTEL_* variables say: they know more than a flag can",

@@ -163,6 +163,34 @@ METRICS = (
         "max_num_seqs, max_num_batched_tokens, max_model_len of the engine.",
         ("limit",),
     ),
+    # Shadow decoding: a sample of requests computed once more with the native cache. Only where it is on.
+    Metric(
+        "hfpaged_shadow_requests_total",
+        "counter",
+        "Requests that were computed once more with the native KV cache.",
+        ("kv_format",),
+    ),
+    Metric("hfpaged_shadow_tokens_total", "counter", "Tokens of theirs that were compared.", ("kv_format",)),
+    Metric(
+        "hfpaged_shadow_top1_agreed_tokens_total",
+        "counter",
+        "Compared tokens where the live and the native distribution have the same likeliest token.",
+        ("kv_format",),
+    ),
+    Metric(
+        "hfpaged_shadow_kl",
+        "histogram",
+        "KL divergence of next-token distributions, native || live, in nats, by compared token.",
+        ("kv_format",),
+        buckets.DIVERGENCE,
+    ),
+    Metric(
+        "hfpaged_shadow_dropped_total",
+        "counter",
+        "Requests that were drawn and not compared, by reason.",
+        ("kv_format", "reason"),
+    ),
+    Metric("hfpaged_shadow_seconds_total", "counter", "Seconds that it took of the engine's thread.", ("kv_format",)),
     # generate() with a PagedCache.
     Metric("hfpaged_generate_calls_total", "counter", "Calls of generate() that ended: finished, error.", ("outcome",)),
     Metric("hfpaged_generate_running", "gauge", "Calls of generate() under way."),
