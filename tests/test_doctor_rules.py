@@ -45,6 +45,17 @@ def waited(seconds, cause, held=0.8):
     }
 
 
+# What shadow decoding found in 200 requests.
+def shadowed(kv_format, tokens, top1, kl, **more):
+    return {
+        "shadow_requests_total": {kv_format: 200},
+        "shadow_tokens_total": {kv_format: tokens},
+        "shadow_top1_agreed_tokens_total": {kv_format: round(top1 * tokens)},
+        "shadow_kl": {kv_format: [(kl, tokens)]},
+        **more,
+    }
+
+
 HALF_EMPTY = {"kv_byte_seconds_total": 0.4 * 2 * GIB * 600, "kv_blocks": {"used": 410, "cached": 105, "free": 509}}
 NEVER_STEPPED = {"step_duration_seconds": {"prefill": [], "decode": []}}
 PREFILLS = {
@@ -190,6 +201,17 @@ TRIGGERS = {
             ("pin what many share", "kv_dtype='int8' keeps twice"),
         ),
     ],
+    "kv-format-costs": [
+        Case(
+            shadowed("int4", 12_000, 0.92, 0.01),
+            ("int4 costs: top-1 92.0 % (at least 93 %), KL 0.01 (at most 0.02) over 12,000 tokens of 200 requests of",
+             "quality MODEL --kv int4 --against"),
+        ),
+        Case(
+            shadowed("int8, layer 0 auto", 1000, 0.99, 0.03, shadow_dropped_total={("int8, layer 0 auto", "beams"): 1}),
+            ("KL 0.03", "; 1 request drawn besides", "--kv int8 --against"),
+        ),
+    ],
     "dense-fallbacks": [
         Case(
             {"dense_fallbacks_total": {"output_attentions": 15_000, "gradients": 5_000}},
@@ -332,6 +354,12 @@ SILENT = {
         lookups(differs=4, evicted=5),
         missed(evicted=600, differs=400),  # low-hit-rate says it
     ],
+    "kv-format-costs": [
+        shadowed("int8", 12_000, 0.93, 0.02),
+        shadowed("int8", 999, 0.5, 2.5),
+        {"shadow_tokens_total": {"int8": 0}},
+        {"shadow_tokens_total": None},
+    ],
     "dense-fallbacks": [{"dense_fallbacks_total": {"mask": 0}}, {"dense_fallbacks_total": None}],
     "long-queue": [
         {"request_queue_seconds": [(4.0, 1000)], "request_duration_seconds": [(13.4, 1000)]},
@@ -425,7 +453,7 @@ def test_a_rule_that_lacks_a_metric_is_silent_and_listed_with_it(name):
 def test_without_figures_no_rule_is_judged_but_that_of_a_metric_which_begins_with_what_is_bad():
     everything = {name: None for name in HEALTHY if name != "hfpaged_generate_running"}
     diagnosis = examine(Reading.of(parse(exposition(changed=everything)), "tiny"))
-    assert set(diagnosis.not_judged) == set(BY_NAME) - {"dense-fallbacks"}
+    assert set(diagnosis.not_judged) == set(BY_NAME) - {"dense-fallbacks", "kv-format-costs"}
     assert not diagnosis
 
 

@@ -8,6 +8,7 @@ from hfpaged.doctor.rules.kernels import dense_fallbacks
 from hfpaged.doctor.rules.pool import pool_full, pool_nearly_full, pool_oversized, preemption_thrash
 from hfpaged.doctor.rules.prefix import evicted_prefixes, low_hit_rate
 from hfpaged.doctor.rules.progress import no_progress
+from hfpaged.doctor.rules.quality import kv_format_costs
 from hfpaged.doctor.rules.requests import aborted, failing, long_queue, rejected
 from hfpaged.doctor.rules.rule import Rule
 from hfpaged.doctor.rules.throughput import (
@@ -26,6 +27,7 @@ RULES: tuple[Rule, ...] = (
     rejected,
     pool_full,
     preemption_thrash,
+    kv_format_costs,
     seats_taken,
     budget_small,
     low_hit_rate,
