@@ -57,8 +57,8 @@ class ContinuousBatcher:
         max_step_stretch: while others stream, a step with prompt tokens takes at most about so many times one without.
         prefix_sharing: find known prefixes, and let others find what is computed.
         prepack: reorder weights of linear layers for the CPU; default: where it can be done and gains.
-        cuda_graphs: compute decode steps as CUDA graphs. None: where it can be done, each kind of step from its first
-            one on; True: all are recorded now, or it is an error. Off by default: it has not been tried on a card yet.
+        cuda_graphs: decode steps as CUDA graphs. None: where it can be done, each kind of step from its first one on;
+            True: all are recorded now, or it is an error. Off by default: it has not been tried on a card yet.
         debug: poison freed blocks and trace each block, see KVPool; default: as HFPAGED_DEBUG says.
         shadow: the share of requests that are computed once more with the native cache in spare time, see metrics.
         hooks: functions that are told of each event (hfpaged.engine.events).
@@ -144,8 +144,7 @@ class ContinuousBatcher:
 
     def warm_up(self) -> None:
         """Compute forwards as steps will, so that what is compiled at the first of each kind is compiled now. From any
-        thread; they wait for steps, and steps for them. Nothing of it is counted or told. Where there are too few free
-        blocks it does nothing.
+        thread, between steps; nothing is counted or told. With too few free blocks it does nothing.
         """
         for forward in forwards(self._parts.runner, self.limits):
             with self.loop.between_steps():
@@ -194,8 +193,8 @@ class ContinuousBatcher:
         return self._intake.add(listener, prompt, generation_config, **names, **settings)
 
     def abort(self, request_id: str) -> bool:
-        """Give a request up, at any moment and from any thread; whether it was still there. Its blocks go back now, or
-        at the end of the step that is under way, and its record comes with the next step, with finish_reason "abort".
+        """Give a request up, from any thread; whether it was still there. Its blocks go back now, or at the end of the
+        step that is under way; its record comes with the next step, with finish_reason "abort".
         """
         return self.loop.abort(request_id)
 
@@ -219,17 +218,16 @@ class ContinuousBatcher:
         return all_to_end(self._intake, self.loop, prompts, generation_config, progress, settings)
 
     def stream(self, prompt: Any, generation_config: Config = None, **settings: Any) -> Stream:
-        """Run one prompt, with all others that are there, and give what is new as soon as it is. Dropping the iterator
-        aborts the request. See `add_request` for the arguments and errors.
+        """Run one prompt beside all others and give what is new as soon as it is. Dropping the iterator aborts the
+        request. Arguments and errors are those of `add_request`.
         """
         mailbox = Mailbox()
         request_id = self.add_request(prompt, generation_config, listener=mailbox.put, **settings)
         return Stream(request_id, mailbox, self.loop.next_output, self.loop.abort)
 
     def running(self, *, step_timeout: float | None = None) -> RunningEngine:
-        """`async with batcher.running() as engine:` (or `with`): steps are made by a thread of their own. A step that
-        takes longer than `step_timeout` seconds is told of in the log and as an event.
-        """
+        """`async with batcher.running() as engine:` (or `with`): a thread of its own makes the steps. One that takes longer
+        than `step_timeout` seconds is told of in the log and as an event."""
         return RunningEngine(self, step_timeout)
 
     def close(self, *, drain: bool = False) -> None:
