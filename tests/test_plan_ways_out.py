@@ -126,6 +126,13 @@ def test_states_cannot_be_cut_by_a_window_and_formats_that_heads_refuse_are_left
         assert found.fit.case.choices.kv_format != "int4"
 
 
+def test_what_others_hold_of_a_card_is_told_where_it_would_be_enough():
+    crowded = fit(case(memory=24 * GIB, in_use=4 * GB, concurrency=8))
+    assert way(crowded, "others").fit.case.machine.in_use == 0
+    assert "the 4 GB that they hold" in way(crowded, "others").costs
+    assert ("others",) not in kinds(fit(case(memory=40 * GIB, in_use=4 * GB, concurrency=64, is_cpu=True)))
+
+
 def test_a_cpu_is_not_filled_to_the_brim_and_gets_no_ranks():
     found = kinds(fit(case(memory=40 * GIB, is_cpu=True, utilization=0.5, concurrency=64)))
     assert found

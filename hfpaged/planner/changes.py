@@ -15,7 +15,7 @@ from hfpaged.planner.case import Case
 from hfpaged.planner.devices import machine_with
 from hfpaged.planner.fit import Fit, fit
 from hfpaged.planner.kv_formats import dtype_bytes, plan_format
-from hfpaged.planner.units import counted
+from hfpaged.planner.units import counted, decimal
 
 # KV formats that save something: top-1 agreement with the native cache on SmolLM2-135M, and the price.
 FORMATS = {"int8": (98.3, 0.04), "k8v4": (97.4, 0.06), "int4": (95.9, 0.10)}
@@ -26,6 +26,8 @@ RANKS = {2: 0.60, 4: 0.75, 8: 0.90}
 OTHER_CARD = 0.55
 # What no window sees is lost for good, at any price that is still to be paid for all the rest.
 FORGETTING = 0.45
+# Somebody started it for a reason.
+STOPPING = 0.30
 TORCHRUN = "torchrun, not `hfpaged serve`"
 
 
@@ -57,6 +59,15 @@ def higher_utilization(found: Fit) -> Iterator[Change]:
             costs = f"{1 - share:.0%} left for fragments and others"
             yield Change("utilization", f"--utilization {share:.2f}", costs, UTILIZATIONS[share], better)
             return
+
+
+def free_device(found: Fit) -> Iterator[Change]:
+    """Without what others hold of a card now. A machine's memory is never anybody's alone."""
+    machine = found.case.machine
+    if machine.in_use and not machine.is_cpu and found.case.choices.pool is None:
+        better = replace(found.case, machine=replace(machine, in_use=0))
+        costs = f"what others do with the {decimal(machine.in_use)} that they hold"
+        yield Change("others", "the device for itself alone", costs, STOPPING, better, is_served=False)
 
 
 def smaller_budget(found: Fit) -> Iterator[Change]:
@@ -204,6 +215,6 @@ def _sheet(card: Card) -> str:
 Maker = Callable[[Fit], Iterator[Change]]
 ELSEWHERE: tuple[Maker, ...] = (other_card, more_ranks, several_cards)
 CHANGES: tuple[Maker, ...] = (
-    higher_utilization, smaller_budget, fewer_sequences, shorter_context, half_precision, quantized_kv,
+    higher_utilization, free_device, smaller_budget, fewer_sequences, shorter_context, half_precision, quantized_kv,
     smaller_weights, window, *ELSEWHERE,
 )  # fmt: skip
