@@ -32,6 +32,11 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 PROMPT = list(range(5, 25))
 
 
+@pytest.fixture(autouse=True)
+def no_key(monkeypatch):
+    monkeypatch.delenv(endpoint.KEY_VARIABLE, raising=False)
+
+
 @pytest.fixture(scope="module")
 def tiny():
     tokenizer = tiny_tokenizers.byte_level()
@@ -249,6 +254,23 @@ def test_what_is_no_url_is_refused_without_telling_a_secret(url, capsys):
     (line,) = capsys.readouterr().err.splitlines()
     assert "give a URL as http://localhost:9000" in line
     assert "secret" not in line
+
+
+def test_a_key_may_end_with_a_line_break_and_have_none_inside(capsys):
+    seen = []
+
+    def answer(handler):
+        seen.append(handler.headers["Authorization"])
+        handler.say(200, MODELS)
+
+    with answering(answer) as url:
+        assert reach(url, "secret\n").key == "secret"
+        assert reach(url, " ").key is None
+        assert cli.main(["bench", "batch", "--against", url, "--against-key", "se\ncret"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "characters that no HTTP header can have" in line
+    assert "cret" not in line
+    assert seen == ["Bearer secret", None]
 
 
 def test_the_first_model_is_taken_or_the_one_that_is_named():

@@ -11,8 +11,8 @@ from transformers import PreTrainedTokenizerBase
 from hfpaged.bench.endpoint import Endpoint, EndpointError
 from hfpaged.bench.serve_client import Send, play
 
-PATIENCE = 120.0  # seconds for two tokens; a model may be loaded on its first request
-PROBED = 8  # prompt tokens
+PATIENCE = 120.0  # seconds for a few tokens; a model may be loaded on its first request
+PROBED = 8  # prompt tokens, and as many new ones: the first may have no text
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def form_for(endpoint: Endpoint, tokenizer: PreTrainedTokenizerBase, prompt: Seq
     at once where it was not the form that it did not like.
     """
     for form in FORMS:
-        body = form.body(endpoint.model, tokenizer, prompt[:PROBED], 2)
+        body = form.body(endpoint.model, tokenizer, prompt[:PROBED], PROBED)
         try:
             play(endpoint.completions, [Send(0.0, body)], endpoint.headers, PATIENCE)
         except EndpointError as error:

@@ -62,7 +62,7 @@ def reach(url: str, key: str | None = None, model: str | None = None) -> Endpoin
     comes from there.
     """
     base = _base_of(url)
-    key = key or os.environ.get(KEY_VARIABLE) or None
+    key = _checked(key or os.environ.get(KEY_VARIABLE, ""))
     names = _models(base, Endpoint(base, "", key).headers)
     if model is not None and model not in names:
         raise InvalidConfigError(f"--against-model {model}: {base} has no such model; it has {', '.join(names)}")
@@ -77,6 +77,15 @@ def _base_of(url: str) -> str:
             f"--against {base.rpartition('@')[2]}: give a URL as http://localhost:9000, and a key by {KEY_VARIABLE}"
         )
     return base
+
+
+def _checked(key: str) -> str | None:
+    key = key.strip()  # a file that it was read from may end with a line break
+    if not (key.isascii() and key.isprintable()):
+        raise InvalidConfigError(
+            f"the key of --against-key or {KEY_VARIABLE} has characters that no HTTP header can have"
+        )
+    return key or None
 
 
 def _models(base: str, headers: dict[str, str]) -> list[str]:
