@@ -1,8 +1,8 @@
 """The fenced blocks of README.md, with the marks that stand before them in a comment.
 
-    <!-- no-run: why -->   tests do not run it
-    <!-- exit: 1 -->       what its last command ends with, where that is not 0
-    <!-- exact -->         what it shows is all that it prints, but for `...`, which stands for any lines
+<!-- no-run: why -->   tests do not run it
+<!-- exit: 1 -->       what its last command ends with, where that is not 0
+<!-- exact -->         what it shows is all that it prints, but for `...`, which stands for any lines
 """
 
 from __future__ import annotations
@@ -31,12 +31,13 @@ class Command:
 
 @dataclass(frozen=True)
 class Block:
-    """`number` counts all blocks from 1."""
+    """`number` counts all blocks from 1; `is_adjacent`: nothing stands between it and the one before."""
 
     number: int
     language: str
     body: str
     marks: dict[str, str] = field(default_factory=dict)
+    is_adjacent: bool = False
 
     @property
     def name(self) -> str:
@@ -80,10 +81,14 @@ def _is_whole(text: str) -> bool:
 
 def blocks(text: str = README) -> list[Block]:
     """All of them, in order."""
-    return [
-        Block(number, match["language"], match["body"], _marks(match["marks"] or ""))
-        for number, match in enumerate(_BLOCK.finditer(text), start=1)
-    ]
+    found: list[Block] = []
+    end = 0
+    for match in _BLOCK.finditer(text):
+        is_adjacent = bool(found) and not text[end : match.start()].strip()
+        marks = _marks(match["marks"] or "")
+        found.append(Block(len(found) + 1, match["language"], match["body"], marks, is_adjacent))
+        end = match.end()
+    return found
 
 
 def _marks(text: str) -> dict[str, str]:
@@ -120,5 +125,17 @@ def _calls(script: str) -> list[list[str]]:
 
 
 def _without_redirections(words: list[str]) -> list[str]:
-    end = next((n for n, word in enumerate(words) if re.fullmatch(r"[<>&]+", word)), len(words))
-    return words[: end - 1 if end and words[end - 1 : end] == ["2"] else end]
+    end = next((n for n, word in enumerate(words) if re.fullmatch(r"[<>&]+", word)), None)
+    if end is None:
+        return words
+    return words[: end - (words[end - 1 : end] == ["2"])]  # of 2>, which the lexer takes apart
+
+
+def alike(shown: str, printed: str) -> bool:
+    """Whether the same was printed, but for numbers, white space, and what `...` stands for."""
+    parts = [re.escape(_without_numbers(part)) for part in shown.split("...")]
+    return re.fullmatch(r"\s*.*?".join(parts), _without_numbers(printed), re.DOTALL) is not None
+
+
+def _without_numbers(text: str) -> str:
+    return " ".join(re.sub(r"\d[\d.,:]*", "#", text).split())

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
+import yaml
+from readme_blocks import README, ROOT, alike, blocks
 
-ROOT = Path(__file__).parent.parent
-README = (ROOT / "README.md").read_text()
-SKIP = "<!-- no-run -->"
-BLOCK = re.compile(rf"(?P<skip>{SKIP}\s*)?^```python\n(?P<code>.*?)^```", re.MULTILINE | re.DOTALL)
+ALERTS = ROOT / "hfpaged" / "telemetry" / "shipped" / "alerts.yml"
 INSTALL_AND_TEST = re.compile(r"^.*pip install .*\[test\].*&& pytest.*$", re.MULTILINE)
 
 
-def python_blocks():
-    return [match["code"] for match in BLOCK.finditer(README) if not match["skip"]]
+def python_blocks(text=README):
+    """Each with the output that is shown right behind it, None where none is."""
+    found = blocks(text)
+    shown = {block.number - 1: block.body for block in found if block.language == "text" and block.is_adjacent}
+    return [(block, shown.get(block.number)) for block in found if block.language == "python" and block.runs]
 
 
 def test_the_test_command_of_the_readme_is_what_ci_runs():
@@ -25,14 +26,44 @@ def test_the_test_command_of_the_readme_is_what_ci_runs():
 
 
 @pytest.mark.demo_model
-def test_the_python_of_the_readme_runs(demo, monkeypatch, tmp_path):
+def test_the_python_of_the_readme_runs_and_prints_what_is_shown(demo, monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
     namespace = {"__name__": "readme", "model": demo[0], "tokenizer": demo[1]}
-    for number, code in enumerate(python_blocks(), start=1):
-        exec(compile(code, f"README.md, python block {number}", "exec"), namespace)
+    for block, shown in python_blocks():
+        capsys.readouterr()
+        exec(compile(block.body, block.name, "exec"), namespace)
+        printed = capsys.readouterr().out
+        assert shown is None or alike(shown, printed), f"{block.name} printed\n{printed}"
 
 
-def test_a_block_after_the_marker_is_skipped(monkeypatch):
-    text = f"```python\none\n```\n\n{SKIP}\n```python\ntwo\n```\n\n```bash\nthree\n```\n"
-    monkeypatch.setitem(python_blocks.__globals__, "README", text)
-    assert python_blocks() == ["one\n"]
+def test_the_examples_show_what_they_print():
+    assert sum(shown is not None for _, shown in python_blocks()) >= 6
+
+
+def test_a_block_behind_the_mark_is_skipped_and_output_belongs_to_the_block_before_it():
+    text = (
+        "```python\none\n```\n\n```text\n1\n```\n\n<!-- no-run: why -->\n```python\ntwo\n```\n\n"
+        "```bash\nthree\n```\n\n```python\nfour\n```\n\nand\n\n```text\n4\n```\n"
+    )
+    assert [(block.body, shown) for block, shown in python_blocks(text)] == [("one\n", "1\n"), ("four\n", None)]
+
+
+def test_output_is_compared_but_for_numbers_and_what_is_left_out():
+    assert alike("3 of 4 blocks\n...\nall is well\n", "14 of 15 blocks\nmore\nall is  well")
+    assert alike("a ... d", "a b c d")
+    assert not alike("3 of 4 blocks", "3 of 4 tokens")
+    assert not alike("all is well", "all is well, or not")
+
+
+def test_each_alert_that_is_shipped_has_its_line_and_its_command():
+    shipped = [rule["alert"] for group in yaml.safe_load(ALERTS.read_text())["groups"] for rule in group["rules"]
+               if "alert" in rule]  # fmt: skip
+    rows = dict(re.findall(r"^\| `(Hfpaged\w+)` \|(.*)$", README, re.MULTILINE))
+    assert sorted(rows) == sorted(shipped)
+    assert [name for name, row in rows.items() if not re.search(r"`(hfpaged|curl) ", row)] == []
+
+
+def test_links_inside_of_the_readme_lead_somewhere():
+    titles = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```$", "", README, flags=re.MULTILINE | re.DOTALL), re.MULTILINE)
+    anchors = {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+    assert set(re.findall(r"\]\(#([^)]+)\)", README)) - anchors == set()
