@@ -226,8 +226,8 @@ class ContinuousBatcher:
         return Stream(request_id, mailbox, self.loop.next_output, self.loop.abort)
 
     def running(self, *, step_timeout: float | None = None) -> RunningEngine:
-        """`async with batcher.running() as engine:` (or `with`): a thread of its own makes the steps. One that takes longer
-        than `step_timeout` seconds is told of in the log and as an event."""
+        """`async with batcher.running() as engine:` (or `with`): a thread of its own makes the steps. One that takes
+        longer than `step_timeout` seconds is told of in the log and as an event."""
         return RunningEngine(self, step_timeout)
 
     def close(self, *, drain: bool = False) -> None:
