@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 
 from hfpaged.layer_groups import LayerGroup
 
+DEFAULT_SINKS = 4  # what the paper found to be enough for all models that it tried
+
 
 @dataclass(frozen=True)
 class StreamRule:

@@ -14,10 +14,8 @@ from hfpaged.errors import InvalidConfigError, UnsupportedModelError
 from hfpaged.layer_groups import LayerGroup
 from hfpaged.model_classes import scales_by_position
 from hfpaged.sinks import takes_positions
-from hfpaged.stream_rule import stream_rules
+from hfpaged.stream_rule import DEFAULT_SINKS, stream_rules
 from hfpaged.streaming import Streaming
-
-DEFAULT_SINKS = 4  # what the paper found to be enough for all models that it tried
 
 
 def make_streaming(

@@ -15,6 +15,7 @@ from hfpaged.planner.case import Case
 from hfpaged.planner.devices import machine_with
 from hfpaged.planner.fit import Fit, fit
 from hfpaged.planner.kv_formats import dtype_bytes, plan_format
+from hfpaged.planner.pool_layout import why_no_window
 from hfpaged.planner.units import counted, decimal
 
 # KV formats that save something: top-1 agreement with the native cache on SmolLM2-135M, and the price.
@@ -142,7 +143,7 @@ def window(found: Fit) -> Iterator[Change]:
     """The largest power of two with which it fits, where layers see everything and hold no state."""
     case, tokens = found.case, found.case.workload.tokens
     full = any(layer.kind == "full" for layer in case.sizes.facts.layers)
-    if not full or found.layout.state_bytes or case.choices.window is not None:
+    if not full or why_no_window(case.sizes.facts) or case.choices.window is not None:
         return
     size = 1 << (tokens - 1).bit_length() >> 1
     while size >= LEAST_WINDOW:

@@ -15,11 +15,20 @@ PARTS = (
 
 
 @functools.cache
+def _record() -> dict[str, Any]:
+    record: dict[str, Any] = json.loads((files("hfpaged.planner") / "families.json").read_text(encoding="utf-8"))
+    return record
+
+
 def families() -> dict[str, dict[str, Any]]:
     """By model type, "defaults", "names" and "parts", as tests/family_defaults.py reads them from transformers."""
-    text = (files("hfpaged.planner") / "families.json").read_text(encoding="utf-8")
-    known: dict[str, dict[str, Any]] = json.loads(text)["families"]
+    known: dict[str, dict[str, Any]] = _record()["families"]
     return known
+
+
+def recorded_version() -> str:
+    """The version of transformers that has these families."""
+    return str(_record()["transformers"])
 
 
 def is_known(model_type: str) -> bool:

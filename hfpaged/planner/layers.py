@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from hfpaged.errors import InvalidConfigError
 from hfpaged.planner import layer_rules as types
 from hfpaged.planner.fields import Fields
@@ -29,7 +27,7 @@ def layers_of(fields: Fields) -> tuple[LayerKV, ...]:
     shared = int(fields.get("num_kv_shared_layers", 0))
     layers = [_layer(fields, number, kind) for number, kind in enumerate(kinds)]
     own = len(layers) - shared if shared < len(layers) else 0
-    crossing = set(_crossing(fields))
+    crossing = _crossing(fields)
     return tuple(
         LayerKV("borrowed") if number >= own else LayerKV("none") if number in crossing else layer
         for number, layer in enumerate(layers)
@@ -45,11 +43,11 @@ def cross_layers_of(fields: Fields) -> tuple[LayerKV, ...]:
     return tuple(_attending(fields, number, types.FULL) for number in range(fields.count("num_hidden_layers")))
 
 
-def _crossing(fields: Fields) -> Sequence[int]:
+def _crossing(fields: Fields) -> list[int]:
     """Layers that attend to pictures alone."""
     default = range(3, 40, 5) if fields.model_type == "mllama_text_model" else ()
-    given: Sequence[int] = fields.get("cross_attention_layers", default)
-    return given
+    given = fields.get("cross_attention_layers", default)
+    return [layer for layer in given if layer < fields.count("num_hidden_layers")]
 
 
 def _layer(fields: Fields, number: int, layer_type: str) -> LayerKV:

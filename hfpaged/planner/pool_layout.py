@@ -8,6 +8,7 @@ from hfpaged.layer_groups import LayerGroup, group_layers
 from hfpaged.planner.kv_formats import check_dims, dtype_bytes, plan_format
 from hfpaged.planner.layout import PoolLayout
 from hfpaged.planner.model_facts import LayerKV, ModelFacts
+from hfpaged.stream_rule import DEFAULT_SINKS, chunk_size, stream_rules
 
 _PAGED = ("full", "sliding", "chunked")
 
@@ -16,10 +17,11 @@ def layout_of(
     facts: ModelFacts, kv_format: str = "auto", block_size: int = DEFAULT_BLOCK_SIZE, tp: int = 1,
     window: int | None = None, dtype: str | None = None,
 ) -> PoolLayout:  # fmt: skip
-    """The pool that hfpaged would make, on one of `tp` ranks. `window`: as in `PagedCache(model, window=)`; `dtype`:
-    what the model computes in, where that is not the one of its config.
+    """The pool that hfpaged would make, on one of `tp` ranks. `window`: as in `PagedCache(model, window=)`, with its
+    sinks and the piece of a prompt that is under way; `dtype`: what the model computes in, where that is not the one
+    of its config.
 
-    Raises InvalidConfigError for formats, dtypes and sizes that cannot work.
+    Raises InvalidConfigError for formats, dtypes and sizes that cannot work, and windows for models without any.
     """
     check_block_size(block_size)
     _check_tp(facts, tp)
@@ -31,7 +33,7 @@ def layout_of(
         check_dims(fmt, key_dim, value_dim)
     return PoolLayout(
         fmt.name, block_size,
-        tuple(_shorter(group.window, window) for group in groups),
+        _windows(facts, groups, window, block_size),
         sum(fmt.block_bytes(*shape, block_size, computed) for shape in shapes),
         _state_bytes(facts, tp, computed),
         len(groups) * sum(fmt.residual_bytes(*shape, block_size, computed) for shape in shapes),
@@ -94,10 +96,36 @@ def _kept(layer: LayerKV, tokens: int) -> int:
     return tokens if layer.window is None else min(tokens, layer.window - 1)
 
 
-def _shorter(own: int | None, given: int | None) -> int | None:
-    if given is None:
+def why_no_window(facts: ModelFacts) -> str | None:
+    """Why `PagedCache(model, window=)` refuses such a model, as far as its config tells; None where it does not."""
+    if any(layer.state_dim or layer.state_bytes or layer.side_dim or layer.side_bytes for layer in facts.layers):
+        return "some of its layers keep a state of their own, in which all that is forgotten would live on"
+    if any(layer.kind == "chunked" for layer in facts.layers):
+        return "its layers attend in chunks, which are counted from the first position"
+    if any(layer.latent_dim for layer in facts.layers):
+        return "its attention has code of its own, which needs a dense view of all positions"
+    ropes = facts.config.get("rope_parameters") or facts.config.get("rope_scaling") or {}
+    kinds = [ropes, *(rope for rope in ropes.values() if isinstance(rope, dict))]
+    if any(rope.get("rope_type", rope.get("type")) in ("dynamic", "longrope") for rope in kinds):
+        return "its rotary positions change with the length of the text, and with them all keys that are stored"
+    return None
+
+
+def _windows(
+    facts: ModelFacts, groups: tuple[LayerGroup, ...], window: int | None, block_size: int
+) -> tuple[int | None, ...]:
+    """Of each group, in tokens that lie in blocks."""
+    own = tuple(group.window for group in groups)
+    if window is None:
         return own
-    return min(check_count("window", given, 1), own or given)
+    check_count("window", window, 1)
+    if why := why_no_window(facts):
+        raise InvalidConfigError(f"{facts.name} cannot stream with window={window}: {why}; leave it out")
+    rules = stream_rules(groups, window, DEFAULT_SINKS, block_size)
+    if rules is None:
+        return own
+    held = window + chunk_size(window, block_size)
+    return tuple(rule.kept * block_size + held if rule else each for rule, each in zip(rules, own, strict=True))
 
 
 def _check_tp(facts: ModelFacts, tp: int) -> None:

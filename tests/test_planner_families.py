@@ -1,0 +1,257 @@
+"""What plan reads in the config.json of every family is what the pool of a real model of that family is made of."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import family_models
+import pytest
+import tiny_models
+import torch
+import transformers
+from family_runs import CACHE, prompts
+from test_encoder_decoders import MODELS as ENCODER_DECODERS
+from test_encoder_decoders import build as build_encoder_decoder
+from test_encoder_decoders import generate as generate_encoder_decoder
+from test_encoder_decoders import wrapped
+from tiny_configs import VOCAB
+from transformers import CONFIG_MAPPING, DynamicCache
+
+import hfpaged
+from hfpaged import compat, model_classes
+from hfpaged.errors import InvalidConfigError, UnsupportedModelError
+from hfpaged.kv_format import resolve_format
+from hfpaged.kv_storage import KVStorage
+from hfpaged.layer_groups import group_layers
+from hfpaged.layer_states import _tensors
+from hfpaged.pageable import windows_of
+from hfpaged.planner import families
+from hfpaged.planner.model_reading import facts_of, read_model
+from hfpaged.planner.pool_layout import cross_bytes, dense_bytes, layout_of
+from hfpaged.row_cache import own_part
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+BLOCK = 4
+FORMATS = ("auto", "int8", "fp8_e4m3", "k8v4", "int4")
+FORMS = ("full", "short")  # all fields, and those that are not the family's defaults
+# Mllama is shown a picture, of 5 positions at each of the two steps; CPM-Ant puts 32 positions before its prompts.
+PICTURE = {"mllama": 10}
+
+
+def as_file(config, form, tmp_path):
+    """config.json as transformers writes it, in a folder for `read_model`."""
+    path = tmp_path / f"{form}.json"
+    path.write_text(config.to_json_string(use_diff=form == "short"), encoding="utf-8")
+    return str(path)
+
+
+def run(model, cache):
+    """Two steps: 10 tokens are stored then."""
+    given = {CACHE: cache, "max_new_tokens": 2, "do_sample": False, "num_return_sequences": 1}
+    model.generate(**prompts(model, [9]), **given)
+    return cache
+
+
+def bytes_of(values):
+    """Of all tensors, but for the numbers that a window is written as."""
+    return sum(tensor.nbytes for tensor in _tensors(values) if tensor.dim())
+
+
+def stored(cache, kv_format):
+    """A storage with the stores that the layers of this cache would have in another format."""
+    storage = KVStorage(BLOCK, resolve_format(kv_format))
+    for group in cache.pool.groups:
+        for place, layer in enumerate(group.layers):
+            for store in cache.pool.layer_stores.get(layer, ()):
+                heads, key_dim, value_dim, key_dtype, value_dtype, _ = store.signature
+                key = torch.empty(1, heads, 1, key_dim, dtype=key_dtype)
+                storage.store(place, key, torch.empty(1, heads, 1, value_dim, dtype=value_dtype), layer)
+    return storage
+
+
+def compare(facts, cache, dtype="float32", picture=0):
+    """What plan says of blocks, of what lies beside them and of groups, against a cache that has been used."""
+    tokens = cache.get_seq_length()
+    windows = [group.window for group in cache.pool.groups]
+    for kv_format in FORMATS:
+        layout = layout_of(facts, kv_format, BLOCK, dtype=dtype)
+        storage = stored(cache, kv_format)
+        assert list(layout.windows) == windows
+        assert layout.block_bytes == storage.block_bytes, kv_format
+        assert layout.residual_bytes == len(windows) * storage.residual_bytes, kv_format
+    layout = layout_of(facts, "auto", BLOCK, dtype=dtype)
+    assert layout.block_bytes == cache.pool.storage.block_bytes
+    held = sum(bytes_of(vars(own)) for layer in cache.layers if (own := own_part(layer)) is not None)
+    assert layout.state_bytes + tokens * layout.token_bytes + cross_bytes(facts, picture, dtype=dtype) == held
+    assert cache.pool.blocks.num_used <= layout.blocks(tokens)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("model_type", family_models.MODEL_TYPES)
+def test_plan_foretells_the_pool_of_a_family(model_type, tmp_path):
+    config = family_models.config_of(model_type)
+    model = family_models.build(model_type)
+    try:
+        cache = run(model, hfpaged.PagedCache(config=model.config, block_size=BLOCK, num_blocks=200))
+    except UnsupportedModelError:
+        for form in FORMS:
+            with pytest.raises(InvalidConfigError, match=f"{model_type}.*no keys and values"):
+                read_model(as_file(config, form, tmp_path))
+        return
+    dense = run(model, DynamicCache(config=model.config))
+    picture = PICTURE.get(model_type, 0)
+    for form in FORMS:
+        facts = read_model(as_file(config, form, tmp_path))
+        compare(facts, cache, picture=picture)
+        wanted = dense_bytes(facts, dense.get_seq_length(), dtype="float32") + cross_bytes(facts, picture)
+        assert wanted == sum(bytes_of(vars(layer)) for layer in dense.layers)
+
+
+def test_most_families_are_foretold_and_not_refused():
+    """The test above would also pass if plan and PagedCache both refused everything."""
+    read = []
+    for model_type in family_models.MODEL_TYPES:
+        try:
+            facts_of(family_models.config_of(model_type).to_dict(), model_type)
+        except InvalidConfigError:
+            continue
+        read.append(model_type)
+    assert len(read) >= 0.9 * len(family_models.MODEL_TYPES)
+
+
+STATES = "axk2 bamba bailing_hybrid dots3_note_text falcon_h1 inkling_text jamba kimi_linear lara_mini lfm2 lfm3"
+STATES += " nemotron_h olmo_hybrid qwen3_5_text qwen4_exp_text zamba zamba2 zaya"
+
+
+@pytest.mark.parametrize("model_type", STATES.split())
+def test_states_that_stay_in_float32_are_known(model_type):
+    """Recurrent states are kept in float32 when the model computes in bfloat16, those of convolutions are not."""
+    if model_type not in family_models.MODEL_TYPES:
+        pytest.skip(f"transformers {transformers.__version__} has no {model_type}")
+    model = family_models.build(model_type).to(torch.bfloat16)
+    cache = run(model, hfpaged.PagedCache(config=model.config, block_size=BLOCK, num_blocks=200))
+    compare(facts_of(model.config.to_dict(), model_type), cache, "bfloat16")
+
+
+@pytest.mark.parametrize("name", ["falcon", "gemma2", "gpt_oss", "mpt", "llama_mqa"])
+def test_variants_of_families_are_foretold(name, tmp_path):
+    """Falcon's new architecture for one, which groups its heads and stores the keys of all."""
+    model = tiny_models.shared(name)
+    cache = hfpaged.PagedCache(config=model.config, block_size=BLOCK, num_blocks=200)
+    model.generate(torch.arange(3, 12)[None], **{CACHE: cache}, max_new_tokens=2, do_sample=False)
+    for form in FORMS:
+        compare(read_model(as_file(model.config, form, tmp_path)), cache)
+
+
+@pytest.mark.parametrize("name", ENCODER_DECODERS)
+def test_plan_foretells_both_caches_of_an_encoder_decoder(name, tmp_path):
+    model = build_encoder_decoder(name)
+    cache = wrapped(model.config)
+    generate_encoder_decoder(model, "greedy", cache)
+    cross = [layer for layer in cache.cross_attention_cache.layers if layer.is_initialized]
+    for form in FORMS:
+        facts = read_model(as_file(model.config, form, tmp_path))
+        layout = layout_of(facts, dtype="float32")
+        assert list(layout.windows) == [group.window for group in cache.self_attention_cache.pool.groups]
+        assert layout.block_bytes == cache.self_attention_cache.pool.storage.block_bytes
+        rows, encoder_tokens = cross[0].keys.shape[0], cross[0].keys.shape[2]
+        assert rows * cross_bytes(facts, encoder_tokens, dtype="float32") == sum(
+            layer.keys.nbytes + layer.values.nbytes for layer in cross
+        )
+
+
+def groups_by_config(config):
+    return group_layers(windows_of(config, compat.default_layers(config)))
+
+
+def groups_by_plan(facts):
+    kinds = ("full", "sliding", "chunked")
+    return group_layers({i: layer.window for i, layer in enumerate(facts.layers) if layer.kind in kinds})
+
+
+IS_RECORDED = families.recorded_version() == transformers.__version__
+
+
+@pytest.mark.skipif(not IS_RECORDED, reason="the defaults of families.json are of another version of transformers")
+def test_a_config_that_leaves_everything_out_has_its_familys_layers():
+    """All families, those too that are never built here, with the sizes that their config classes have."""
+    unlike, refused = [], []
+    for model_type in families.families():
+        if model_type not in CONFIG_MAPPING:
+            continue
+        try:
+            config = CONFIG_MAPPING[model_type]()
+            wanted = groups_by_config(config)
+        except Exception:  # classes that cannot be made of nothing, or have no layers that a cache knows
+            continue
+        try:
+            facts = facts_of({"model_type": model_type}, model_type)
+        except InvalidConfigError as error:
+            refused.append((model_type, str(error)))
+            continue
+        if groups_by_plan(facts) != wanted:
+            unlike.append(model_type)
+    # Its decoder has fewer layers than its encoder, whose number is what transformers makes a cache of.
+    assert unlike == ["pp_formulanet"]
+    # Nothing to page, and states and indexers that plan knows no sizes of.
+    known = "bamba deepseek_v4 falcon_mamba gemma4_assistant gemma4_unified_assistant glm5_next glm5_next_text mamba"
+    known += " granitemoehybrid mamba2 minimax openai-gpt reformer rwkv xlnet xlstm"
+    assert {name for name, _ in refused} <= set(known.split())
+    assert all(name.split("_text")[0] in error for name, error in refused)
+
+
+# Real sizes: models that are built of nothing but their family's defaults, on the meta device.
+REAL = {
+    "float32": ["gemma2", "gemma3_text", "gemma4_text", "llama4_text", "qwen3", "falcon_h1", "zamba2", "gpt2"],
+    "bfloat16": ["dots3_note_text", "mimo_v2_flash", "qwen3_next", "gpt_oss"],
+}
+
+
+@pytest.mark.skipif(not IS_RECORDED, reason="the defaults of families.json are of another version of transformers")
+@pytest.mark.parametrize(("dtype", "model_type"), [(dtype, each) for dtype in REAL for each in REAL[dtype]])
+def test_a_model_of_default_size_keeps_what_plan_says(dtype, model_type):
+    config = CONFIG_MAPPING[model_type]()
+    config.dtype = dtype
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(getattr(torch, dtype))
+    try:
+        with torch.device("meta"), torch.no_grad():
+            model = model_classes.build(config, model_classes.model_class_of(config)).eval()
+            cache = DynamicCache(config=config)
+            model(input_ids=torch.zeros(1, 5, dtype=torch.long), **{CACHE: cache}, use_cache=True)
+    finally:
+        torch.set_default_dtype(before)
+    facts = facts_of({"model_type": model_type}, model_type)
+    assert dense_bytes(facts, 5, dtype=dtype) == sum(bytes_of(vars(layer)) for layer in cache.layers)
+
+
+@pytest.mark.skipif(not IS_RECORDED, reason="the defaults of families.json are of another version of transformers")
+def test_the_defaults_are_those_of_transformers():
+    import family_defaults
+
+    assert family_defaults.FILE.read_text(encoding="utf-8") == family_defaults.text(), "run tests/family_defaults.py"
+
+
+def test_windows_need_one_block_more_than_they_fill():
+    """The most blocks at any length are those that plan says, no fewer."""
+    model = family_models.build("mistral")
+    cache = hfpaged.PagedCache(config=model.config, block_size=BLOCK, num_blocks=200)
+    facts = facts_of(model.config.to_dict(), "mistral")
+    layout = layout_of(facts, block_size=BLOCK, dtype="float32")
+    used, ids = [], torch.randint(3, VOCAB - 10, (1, 40))
+    for token in range(ids.shape[1]):
+        allocate, seen = cache.pool.blocks.allocate, cache.pool.blocks.num_used
+        model(input_ids=ids[:, token : token + 1], **{CACHE: cache}, use_cache=True)
+        assert allocate is not None
+        used.append(max(seen, cache.pool.blocks.num_used))
+        assert used[-1] <= layout.blocks(token + 1)
+    window = math.ceil(facts.layers[0].window / BLOCK)
+    assert layout.blocks(40) == window + 1
+
+
+def test_a_config_as_a_dict_and_as_a_file_say_the_same(tmp_path):
+    config = family_models.config_of("gemma3")
+    path = as_file(config, "full", tmp_path)
+    assert read_model(path).layers == facts_of(json.loads(config.to_json_string(use_diff=False)), "x").layers
