@@ -17,7 +17,7 @@ with q = heads x d, k and v = KV heads x d, o = heads x d of values.
 from __future__ import annotations
 
 from hfpaged.planner.config_numbers import number
-from hfpaged.planner.layer_parameters import EXPERT_INNER, matrices, num_experts
+from hfpaged.planner.layer_parameters import EXPERT_INNER, family_of, matrices, num_experts
 from hfpaged.planner.model_facts import LayerKV, ModelFacts
 from hfpaged.planner.weight_precision import float_bits
 
@@ -65,4 +65,4 @@ def _mlp(facts: ModelFacts, size: int, tp: int) -> int:
 def _copies(facts: ModelFacts) -> int:
     """Tensors as wide as the MLP's inside that live at once."""
     written_out = any(facts.config.get(name) in WRITTEN_OUT for name in ("activation_function", "hidden_act"))
-    return 5 if written_out else matrices(facts.config, facts.model_type)
+    return 5 if written_out else matrices(facts.config, family_of(facts))

@@ -12,18 +12,23 @@ SHARED = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
 SHARED_INNER = ("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size", "shared_intermediate_size")
 
 
+def family_of(facts: ModelFacts) -> str:
+    """The model type of the part that generates."""
+    return str(facts.config.get("model_type") or facts.model_type)
+
+
 def attention(facts: ModelFacts, layer: LayerKV) -> int:
     """The four matrices: of queries, keys, values and the output. A layer that borrows keys has no K and V."""
     config, hidden = facts.config, facts.hidden_size
     if number(config, "kv_lora_rank"):
         return _latent_attention(config, hidden, facts.attention_heads)
     heads = facts.attention_heads
-    if facts.model_type == "jetmoe":
+    if family_of(facts) == "jetmoe":
         return _mixture_of_attention(facts, layer)
     key = layer.key_dim or number(config, "head_dim", default=hidden // max(heads, 1))
     value = layer.value_dim or key
     own = 0 if layer.kind == "borrowed" else layer.kv_heads * (key + value)
-    gate = heads * value if facts.model_type in OUTPUT_GATE else 0
+    gate = heads * value if family_of(facts) in OUTPUT_GATE else 0
     return hidden * (heads * (key + value) + own + gate)
 
 
@@ -82,7 +87,7 @@ def _in_turn(config: Config, layer: int) -> bool:
 def experts(facts: ModelFacts) -> int:
     """All routed experts of one layer."""
     inner = number(facts.config, *EXPERT_INNER, default=facts.intermediate_size)
-    return num_experts(facts.config) * matrices(facts.config, facts.model_type) * facts.hidden_size * inner
+    return num_experts(facts.config) * matrices(facts.config, family_of(facts)) * facts.hidden_size * inner
 
 
 def beside_experts(facts: ModelFacts) -> int:
@@ -90,26 +95,23 @@ def beside_experts(facts: ModelFacts) -> int:
     config = facts.config
     inner = number(config, *SHARED_INNER)
     if not inner:
-        shared = number(config, *SHARED, default=1 if facts.model_type in ONE_SHARED_EXPERT else 0)
+        shared = number(config, *SHARED, default=1 if family_of(facts) in ONE_SHARED_EXPERT else 0)
         inner = shared * number(config, *EXPERT_INNER, default=facts.intermediate_size)
     matrix = facts.hidden_size * inner
-    return matrices(config, facts.model_type) * matrix + num_experts(config) * facts.hidden_size
+    return matrices(config, family_of(facts)) * matrix + num_experts(config) * facts.hidden_size
 
 
 def dense_mlp(facts: ModelFacts, layer: int) -> int:
     """The one MLP of a layer without experts."""
     inner = by_layer(facts.config, "intermediate_size", layer, facts.intermediate_size) or 4 * facts.hidden_size
-    inner = _rounded(facts.config, facts.model_type, int(inner))
-    return matrices(facts.config, facts.model_type) * facts.hidden_size * inner
+    inner = _rounded(facts.config, family_of(facts), int(inner))
+    return matrices(facts.config, family_of(facts)) * facts.hidden_size * inner
 
 
 def _rounded(config: Config, model_type: str, inner: int) -> int:
     """The size within an MLP where families make another one of what their config says."""
     if model_type == "recurrent_gemma":
         return inner // 2
-    if model_type == "xlstm":
-        step = number(config, "ffn_round_up_to_multiple_of", default=64)
-        return -(-int(number(config, "hidden_size") * float(config.get("ffn_proj_factor", 2.667))) // step) * step
     if model_type.startswith("lfm2") and flag(config, "block_auto_adjust_ff_dim"):
         step = number(config, "block_multiple_of", default=256)
         return -(-int(2 * inner / 3 * float(config.get("block_ffn_dim_multiplier", 1))) // step) * step

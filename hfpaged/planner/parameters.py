@@ -40,14 +40,18 @@ def count(facts: ModelFacts) -> Parameters:
 
 
 def _layers(facts: ModelFacts) -> list[Parameters]:
-    if facts.model_type in ("zamba", "zamba2"):
+    if of_layer.family_of(facts) in ("zamba", "zamba2"):
         matrices, other = unlike_families.zamba(facts)
         return [Parameters(linear=matrices, other=other)]
-    if facts.model_type == "nemotron_h":
+    if of_layer.family_of(facts) == "nemotron_h":
         kinds = enumerate(unlike_families.blocks(facts))
         counts = [unlike_families.nemotron_h(facts, kind, index) for index, kind in kinds]
         return [Parameters(linear=linear, experts=experts, other=other) for linear, experts, other in counts]
-    return [_layer(facts, layer, index) for index, layer in enumerate(facts.layers)]
+    if of_layer.family_of(facts) == "longcat_flash":
+        pairs = [unlike_families.longcat(facts, index) for index in range(len(facts.layers))]
+        return [Parameters(linear=linear, experts=experts) for linear, experts in pairs]
+    layers = facts.layers[: unlike_families.distinct_layers(facts)]
+    return [_layer(facts, layer, index) for index, layer in enumerate(layers)]
 
 
 def _around(facts: ModelFacts) -> Parameters:
@@ -55,9 +59,9 @@ def _around(facts: ModelFacts) -> Parameters:
     config, hidden = facts.config, facts.hidden_size
     width = number(config, "embedding_size", "word_embed_proj_dim", "input_embedding_size", default=hidden)
     embedding = facts.vocab_size * width
-    positions = (facts.max_positions or 0) * hidden if facts.model_type in LEARNED_POSITIONS else 0
+    positions = (facts.max_positions or 0) * hidden if of_layer.family_of(facts) in LEARNED_POSITIONS else 0
     sides = 2 if flag(config, "is_encoder_decoder") else 1
-    tied = flag(config, "tie_word_embeddings", default=facts.model_type in TIED)
+    tied = flag(config, "tie_word_embeddings", default=of_layer.family_of(facts) in TIED)
     head = 0 if tied else facts.vocab_size * number(config, "output_embedding_size", default=width)
     return Parameters(embedding + sides * positions, head, other=hidden)
 
@@ -69,7 +73,7 @@ def _encoder(facts: ModelFacts) -> Parameters:
         return Parameters()
     inner = number(config, "encoder_ffn_dim", "d_ff", default=facts.intermediate_size)
     width = number(config, "d_kv") * facts.attention_heads or hidden
-    one = 4 * hidden * width + of_layer.matrices(config, facts.model_type) * hidden * inner
+    one = 4 * hidden * width + of_layer.matrices(config, of_layer.family_of(facts)) * hidden * inner
     bands = number(config, "num_mel_bins")  # two convolutions over three frames each read the sound of Whisper
     count = number(config, "encoder_layers", "num_encoder_layers", "num_layers", default=len(facts.layers))
     return Parameters(linear=count * one, other=3 * hidden * (bands + hidden) if bands else 0)
@@ -87,8 +91,6 @@ def _by_token_and_layer(facts: ModelFacts) -> Parameters:
 
 def _layer(facts: ModelFacts, layer: LayerKV, index: int) -> Parameters:
     mixing = _mixing(facts, layer) + Parameters(other=2 * facts.hidden_size)
-    if of_state.is_state_model(facts.config):
-        return mixing
     if of_layer.is_sparse(facts.config, index):
         return mixing + Parameters(linear=of_layer.beside_experts(facts), experts=of_layer.experts(facts))
     return mixing + Parameters(linear=of_layer.dense_mlp(facts, index))

@@ -14,21 +14,16 @@ GROUPS = ("mamba_n_groups", "mamba_ngroups", "n_groups")
 CONV = ("mamba_d_conv", "conv_kernel", "d_conv", "linear_conv_kernel_dim")
 
 
-def is_state_model(config: Config) -> bool:
-    """Whether layers without attention are all that there is."""
-    return config.get("model_type") in ("mamba", "mamba2", "falcon_mamba")
-
-
 def state_layer(facts: ModelFacts) -> tuple[int, int]:
     """Numbers of weights of one layer: those in matrices, and others. 0 for kinds that are unknown here."""
-    config, hidden, family = facts.config, facts.hidden_size, facts.model_type
+    config, hidden, family = facts.config, facts.hidden_size, str(facts.config.get("model_type") or facts.model_type)
     if number(config, "linear_num_value_heads"):
         return _gated_delta_net(config, hidden)
     if family.startswith("lfm"):
         return 4 * hidden**2, 3 * hidden
     if family in _OWN:
         return _OWN[family](facts)
-    if _rank(config, hidden) and not number(config, "mamba_headdim") and family != "mamba2":
+    if _rank(config, hidden) and not number(config, "mamba_headdim"):
         return _mamba(config, hidden)
     return _mamba_2(config, hidden) if number(config, *STATE) else (0, 0)
 
@@ -66,29 +61,10 @@ def _mamba_2(config: Config, hidden: int) -> tuple[int, int]:
     return hidden * (2 * inner + convolved + heads), convolved * (1 + number(config, *CONV, default=4)) + inner
 
 
-def _lightning(facts: ModelFacts) -> tuple[int, int]:
-    """Lightning attention of MiniMax-01 (arXiv 2501.08313): as many keys as queries, and a gate."""
-    dim = number(facts.config, "head_dim", default=facts.hidden_size // max(facts.attention_heads, 1))
-    return 5 * facts.hidden_size * facts.attention_heads * dim, 0
-
-
-def _rwkv(facts: ModelFacts) -> tuple[int, int]:
-    """Four matrices of time mixing and one more of the channel mixing, whose other two are its MLP."""
-    return 5 * facts.hidden_size**2, 9 * facts.hidden_size
-
-
 def _recurrent_gemma(facts: ModelFacts) -> tuple[int, int]:
     """Griffin (arXiv 2402.19427): three matrices, and two gates by blocks."""
     width = number(facts.config, "lru_width", default=facts.hidden_size)
     return 3 * facts.hidden_size * width, 2 * width**2 // max(facts.attention_heads, 1) + 8 * width
-
-
-def _xlstm(facts: ModelFacts) -> tuple[int, int]:
-    """The matrix memory of xLSTM-7B (arXiv 2503.13427): queries and keys of half the width."""
-    hidden, config = facts.hidden_size, facts.config
-    keys = float(config.get("qk_dim_factor", 0.5))
-    values = float(config.get("v_dim_factor", 1.0))
-    return int(hidden**2 * (2 * keys + 3 * values)), 0
 
 
 def _kimi(facts: ModelFacts) -> tuple[int, int]:
@@ -98,10 +74,4 @@ def _kimi(facts: ModelFacts) -> tuple[int, int]:
     return facts.hidden_size * (4 * inner + 2 * dim + heads) + 2 * dim * inner, 13 * inner
 
 
-_OWN = {
-    "kimi_linear": _kimi,
-    "minimax": _lightning,
-    "rwkv": _rwkv,
-    "recurrent_gemma": _recurrent_gemma,
-    "xlstm": _xlstm,
-}
+_OWN = {"kimi_linear": _kimi, "recurrent_gemma": _recurrent_gemma}

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from hfpaged.planner.config_numbers import Config, number
+from hfpaged.planner.families import PARTS
 from hfpaged.planner.model_facts import ModelFacts
 
 LAYERS = ("num_hidden_layers", "depth", "encoder_layers", "num_layers", "layers", "n_layers")
@@ -18,23 +19,19 @@ GATED = ("silu", "swiglu", "gelu_pytorch_tanh_glu")
 
 def towers(facts: ModelFacts) -> int:
     """Weights of all towers, and of one matrix each that leads into the part that generates."""
-    return sum(_tower(config, facts.hidden_size) for config in _parts(facts.whole, facts.config))
+    return sum(_tower(config, facts.hidden_size) for config in _parts(facts.whole))
 
 
-def _parts(whole: Config, generating: Config) -> Iterator[Config]:
+def _parts(whole: Config) -> Iterator[Config]:
     """The configs within `whole` that are no part of the one that generates."""
-    for value in whole.values():
-        if not isinstance(value, Mapping) or value == generating:
+    generating = next((name for name in PARTS if isinstance(whole.get(name), Mapping)), None)
+    for name, value in whole.items():
+        if not isinstance(value, Mapping):
             continue
-        if number(value, *HIDDEN) and number(value, *LAYERS) and not _holds(value, generating):
+        if name != generating and number(value, *HIDDEN) and number(value, *LAYERS):
             yield value
         else:
-            yield from _parts(value, generating)
-
-
-def _holds(part: Config, generating: Config) -> bool:
-    """Whether the part that generates is one of its own parts."""
-    return any(isinstance(each, Mapping) and (each == generating or _holds(each, generating)) for each in part.values())
+            yield from _parts(value)
 
 
 def _tower(config: Config, into: int) -> int:

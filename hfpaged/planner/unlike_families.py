@@ -43,3 +43,25 @@ def zamba(facts: ModelFacts) -> tuple[int, int]:
     own = hidden**2 + number(config, "adapter_rank") * (hidden + 2 * inner)
     matrices, other = of_state.state_layer(facts)
     return count * matrices + number(config, "num_mem_blocks", default=1) * shared + hybrid * own, count * other
+
+
+def distinct_layers(facts: ModelFacts) -> int:
+    """Layers with weights of their own: some families run theirs several times, each time with a cache."""
+    config = facts.config
+    if number(config, "num_layers_per_stack"):  # HRM: a slow stack and a fast one
+        return 2 * number(config, "num_layers_per_stack")
+    if number(config, "n_recurrent_layers"):  # Dory
+        return sum(number(config, f"n_{part}_layers") for part in ("input", "recurrent", "output"))
+    return len(facts.layers)
+
+
+def longcat(facts: ModelFacts, index: int) -> tuple[int, int]:
+    """LongCat-Flash (arXiv 2509.01322), whose layer is two of attention and an MLP, with experts beside the first.
+    transformers makes up-projections for the experts that compute nothing, too. In matrices, in experts.
+    """
+    linear = of_layer.attention(facts, facts.layers[index]) + of_layer.dense_mlp(facts, index)
+    if index % 2:
+        return linear, 0
+    one = facts.hidden_size * number(facts.config, *of_layer.EXPERT_INNER)
+    experts, idle = of_layer.num_experts(facts.config), number(facts.config, "zero_expert_num")
+    return linear + facts.hidden_size * (experts + idle), (3 * experts + 2 * idle) * one

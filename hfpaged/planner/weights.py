@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from hfpaged.errors import InvalidConfigError
 from hfpaged.planner import weight_precision as precision
+from hfpaged.planner.compared_families import told
 from hfpaged.planner.model_facts import ModelFacts
 from hfpaged.planner.parameters import Parameters, count
 from hfpaged.planner.weight_files import Stored, Tensor, UnreadableWeightsError, stored_in
@@ -92,7 +93,7 @@ def _counted(facts: ModelFacts, dtype: str | None, asked: Quantization | None, w
     quantized = asked or _quantization(facts)
     parameters = count(facts)
     total = _counted_bytes(parameters, precision.float_bits(dtype or facts.dtype), quantized)
-    return Weights(total, parameters.total, f"counted from the config{_suffix(quantized)}{why}")
+    return Weights(total, parameters.total, f"{told(facts.model_type)}{_suffix(quantized)}{why}")
 
 
 def _counted_bytes(parameters: Parameters, bits: int, quantized: Quantization | None) -> int:
