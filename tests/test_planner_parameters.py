@@ -9,10 +9,10 @@ import os
 import family_models
 import pytest
 import torch
-from hfpaged.planner.compared_families import ERRORS, NEAR, told
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
 
 from hfpaged import model_classes
+from hfpaged.planner.compared_families import ERRORS, NEAR, told
 from hfpaged.planner.model_reading import facts_of
 from hfpaged.planner.parameters import count
 
