@@ -8,7 +8,7 @@ import shlex
 import sys
 from typing import TYPE_CHECKING
 
-from hfpaged.planner import replay_command
+from hfpaged.planner import replay_command, sweep_command
 from hfpaged.planner.flags import add_flags
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ examples:
   hfpaged plan ./my-model --device a100-80gb --kv-dtype int8 --tp 2 --json
   $(hfpaged plan ./my-model --for serve)                         start a server so
   hfpaged plan ./my-model --replay trace.jsonl --over pool=2GiB,4GiB --over kv-dtype=auto,int8
+  hfpaged plan ./my-model --sweep plan.html --replay trace.jsonl
 
 exit codes: 0 when it fits, 1 when it does not, 2 when the model or a flag cannot be understood.
 With --for serve: 0 when a line was printed (with the cheapest way out that `hfpaged serve` has flags for where it does
@@ -46,6 +47,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("model", metavar="MODEL", help="a folder, its config.json, or a hub id")
     add_flags(parser)
     replay_command.add_flags(parser.add_argument_group("replay"))
+    sweep_command.add_flags(parser.add_argument_group("sweep"))
 
 
 def run(args: argparse.Namespace) -> int:
@@ -55,6 +57,8 @@ def run(args: argparse.Namespace) -> int:
     from hfpaged.planner.ways_out import ways_out
 
     found = fit(case_of(args))
+    if args.sweep is not None:
+        return sweep_command.run(args, found)
     if args.replay is not None:
         return replay_command.run(args, found)
     ways = ways_out(found)

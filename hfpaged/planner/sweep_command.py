@@ -1,0 +1,57 @@
+"""`hfpaged plan MODEL --sweep [FILE]`: what fits by context and format; with a trace, hits by the size of the pool."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from hfpaged.planner.fit import Fit
+    from hfpaged.planner.sweep_hits import HitsByPool
+
+
+def add_flags(group: argparse._ArgumentGroup) -> None:
+    """Declare those of a sweep."""
+    group.add_argument(
+        "--sweep", nargs="?", const="", metavar="FILE",
+        help="how many requests fit by context and KV format, and with --replay TRACE, which prompts are found in the "
+             "cache by the size of the pool; as a table, and drawn into FILE.png or FILE.html",
+    )  # fmt: skip
+
+
+def run(args: argparse.Namespace, found: Fit) -> int:
+    """Print the sweep, and draw it. Raises InvalidConfigError, TraceError."""
+    from hfpaged.planner.sweep import concurrency
+    from hfpaged.planner.sweep_plot import check_file
+    from hfpaged.planner.sweep_report import Sweep, show, write
+
+    if args.sweep:
+        check_file(args.sweep)
+    hits, skipped = _hits(args.replay, found) if args.replay is not None else (None, 0)
+    machine, facts = found.case.machine, found.case.sizes.facts
+    sweep = Sweep(facts.name, machine.name, max(0, found.pool), concurrency(found), hits, skipped)
+    if args.json:
+        print(json.dumps(sweep.as_json(), indent=2, allow_nan=False))
+    else:
+        show(sweep)
+    if args.sweep:
+        write(sweep, args.sweep)
+        print(f"written to {args.sweep}", file=sys.stderr)
+    return 0
+
+
+def _hits(path: str, found: Fit) -> tuple[HitsByPool, int]:
+    """The curve of a trace, and how many of its lines could not be read."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from hfpaged.planner.sweep_hits import hits_by_pool
+    from hfpaged.planner.trace_reading import read
+
+    trace = read(path)
+    with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
+        task = bar.add_task("requests", total=len(trace.requests))
+        hits = hits_by_pool(trace, found, lambda done: bar.update(task, completed=done))
+    return hits, trace.skipped.count
