@@ -108,7 +108,7 @@ def test_a_pair_is_cheaper_than_each_of_its_two_kinds_alone():
 def test_where_nothing_else_helps_two_changes_may_be_of_weights_and_cards():
     layer = LayerKV("full", 8, 128, 128)
     facts = llama(
-        dtype="float32", layers=(layer,) * 100, attention_heads=128, hidden_size=16384, intermediate_size=65536
+        dtype="float32", layers=(layer,) * 150, attention_heads=128, hidden_size=16384, intermediate_size=65536
     )  # fmt: skip
     asked = case(facts, memory=24 * GIB, concurrency=1)
     asked = replace(asked, sizes=Sizes(facts, None, 0))
