@@ -119,6 +119,7 @@ def test_ranks_split_layers_and_heads_and_keep_the_embedding_each():
     ("sizes", "words"),
     [
         ({"prompt": 10, "output": 10, "context": 16}, "are 20 tokens, more than context=16; raise --context"),
+        ({"prompt": 0, "output": 0, "context": 16}, "raise --prompt or --output"),
         ({"prompt": 10, "output": 0, "context": 10, "shared_prefix": 11}, "longer than the prompts of 10 tokens"),
     ],
 )

@@ -26,6 +26,8 @@ class Workload:
     encoder: int = 0
 
     def __post_init__(self) -> None:
+        if self.tokens < 1:
+            raise InvalidConfigError("requests of 0 tokens need no plan; raise --prompt or --output")
         if self.tokens > self.context:
             raise InvalidConfigError(
                 f"prompt={self.prompt} and output={self.output} are {self.tokens} tokens, more than "
