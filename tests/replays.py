@@ -8,7 +8,7 @@ from hfpaged.planner.cost_model import CostModel
 from hfpaged.planner.replay import Replay
 from hfpaged.planner.replay_engine import ReplayEngine
 from hfpaged.planner.trace import Trace, TraceRequest
-from hfpaged.planner.trace_hashing import chunk_hashes
+from hfpaged.planner.trace_hashing import ChunkHasher
 from hfpaged.planner.variant import Variant
 
 COST = CostModel(0.01, 2e-4, 1e-3, 1e-5)
@@ -17,7 +17,7 @@ SECRET = bytes(16)
 
 def asked(prompt, answer, chunk, arrival=0.0, **fields):
     """A request of these tokens."""
-    hashes = [int(text, 16) for text in chunk_hashes(SECRET, b"", array("q", [*prompt, *answer]), chunk)]
+    hashes = [int(text, 16) for text in ChunkHasher(SECRET, chunk).hashes(b"", array("q", [*prompt, *answer])).hashes]
     known = len(prompt) // chunk
     return TraceRequest(
         arrival, len(prompt), len(answer), tuple(hashes[:known]), tuple(hashes[known:]), **fields

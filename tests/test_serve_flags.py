@@ -55,7 +55,7 @@ def test_the_issue_finds_all_its_flags():
         "gpu-memory-utilization kv-cache-memory max-model-len max-num-seqs max-num-batched-tokens "
         "enable-prefix-caching no-enable-prefix-caching no-prefix-caching max-num-queued-requests "
         "scheduling-policy request-timeout window sinks adapter metrics-compat otlp-endpoint log-level "
-        "log-json shutdown-timeout send-timeout max-request-bytes record-prompts shadow"
+        "log-json shutdown-timeout send-timeout max-request-bytes record-prompts shadow record"
     )
     there = {name for flag in flags() for name in flag.option_strings}
     assert there == {f"--{name}" for name in asked.split()}

@@ -243,6 +243,6 @@ class Engine:
                     num_waiting=len(self._scheduler.waiting), num_running=len(self._scheduler.running),
                     preemptions=len(schedule.preempted), seconds=seconds, forward_seconds=forward,
                     sampling_seconds=tokens.seconds, blocks_used=blocks.num_used, blocks_total=blocks.num_blocks,
-                    token_gaps=self._gaps,
+                    token_gaps=self._gaps, context_tokens=computed.context(self._scheduler.needs.windows),
                 )
             )  # fmt: skip

@@ -138,7 +138,8 @@ class Failed(Ended):
 class StepFinished(Event):
     """One step. It computed `num_tokens` tokens of `num_sequences`, none where its forward failed. `seconds` is all of
     it; of these the model's forward and the sampler took theirs, and what is left is scheduling and bookkeeping.
-    `token_gaps`: how many requests got a token so many seconds after their last one.
+    `token_gaps`: how many requests got a token so many seconds after their last one. `context_tokens`: the stored
+    tokens that attention read, in the mean of the layer groups.
     """
 
     number: int
@@ -155,6 +156,7 @@ class StepFinished(Event):
     blocks_used: int
     blocks_total: int
     token_gaps: Mapping[float, int]
+    context_tokens: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -57,6 +57,13 @@ class Schedule:
         """By how many tokens each sequence grows."""
         return [(work.seq.blocks, work.count) for work in self.work if work.seq.blocks is not None]
 
+    def context(self, windows: tuple[int | None, ...]) -> int:
+        """Stored tokens that attention reads, in the mean of the layer groups with these windows."""
+        lengths = [work.start + work.count for work in self.work]
+        if not any(windows):
+            return sum(lengths)
+        return sum(min(length, window or length) for length in lengths for window in windows) // len(windows)
+
     def drop_drafts(self) -> bool:
         """Verify nothing in this step; whether there was something."""
         decodes = self.work[: self.num_decodes]

@@ -1,4 +1,6 @@
-"""A cost model from steps that were measured: least squares of relative errors, with no cost below 0."""
+"""A cost model from steps that were measured: least squares, where a step may be off by a share of its own time, and no
+cost is below 0.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,10 @@ from hfpaged.planner.cost_model import CostModel
 from hfpaged.planner.trace import TraceStep
 
 FEWEST = 20  # steps, of which four numbers can be told
-# A step that is so many times as far off as the median is left out: others had the machine, or a kernel was built.
-FAR_OFF = 8.0
+# A step that is off by so many times the usual share counts less, one by so many does not count: others had the
+# machine, or a kernel was built.
+OFF, FAR_OFF = 2.0, 20.0
+ROUNDS = 20
 
 Row = tuple[float, float, float, float]
 
@@ -39,11 +43,11 @@ def fit_cost(steps: Sequence[TraceStep], token_bytes: float = 0.0) -> CostFit:
             f"{len(good)} measured steps are too few to tell what a step costs; at least {FEWEST} are needed: record "
             "for longer, or give --cost"
         )
-    numbers = _solve(good)
-    errors = [_error(numbers, step) for step in good]
-    most = max(FAR_OFF * median(errors), 1e-9)
-    kept = [step for step, error in zip(good, errors, strict=True) if error <= most]
-    numbers = _solve(kept)
+    numbers = _solve(good, [1.0] * len(good))
+    for _ in range(ROUNDS):
+        numbers = _solve(good, _weights(numbers, good))
+    usual = median(_error(numbers, step) for step in good)
+    kept = [step for step in good if _error(numbers, step) <= max(FAR_OFF * usual, 1e-9)]
     step, prefill, decode, context = numbers
     cost = CostModel(step, prefill, decode, context, f"fitted from {len(kept)} measured steps", token_bytes)
     return CostFit(
@@ -60,7 +64,20 @@ def _told(numbers: Sequence[float], step: TraceStep) -> float:
 
 
 def _error(numbers: Sequence[float], step: TraceStep) -> float:
-    return abs(_told(numbers, step) - step.seconds) / step.seconds
+    """As a share of what it is told to take."""
+    told = _told(numbers, step)
+    return abs(told - step.seconds) / told if told > 0 else float("inf")
+
+
+def _weights(numbers: Sequence[float], steps: Sequence[TraceStep]) -> list[float]:
+    """A step may be off by a share of what it should take; those far off count less (Huber 1964, by reweighting)."""
+    errors = [_error(numbers, step) for step in steps]
+    most = OFF * 1.4826 * median(errors) or 1e-9
+    told = [_told(numbers, step) for step in steps]
+    return [
+        min(1.0, most / error) / seconds**2 if error > 0 and seconds > 0 else 1 / max(seconds, 1e-9) ** 2
+        for error, seconds in zip(errors, told, strict=True)
+    ]
 
 
 def _r2(numbers: Sequence[float], steps: Sequence[TraceStep]) -> float:
@@ -70,24 +87,31 @@ def _r2(numbers: Sequence[float], steps: Sequence[TraceStep]) -> float:
     return 1 - left / all_of_it if all_of_it else 1.0
 
 
-def _solve(steps: Sequence[TraceStep]) -> list[float]:
-    """The numbers of 0 or more with the least squares: of the choices of those that are not 0 the best one, as there
-    are only 15 (the conditions of Karush, Kuhn and Tucker, by trying).
+def _solve(steps: Sequence[TraceStep], weights: Sequence[float]) -> list[float]:
+    """The numbers of 0 or more with the least weighted squares: of the choices of those that are not 0 the best one, as
+    there are only 15 (the conditions of Karush, Kuhn and Tucker, by trying).
     """
-    scales = [max((abs(_row(step)[part]) for step in steps), default=0.0) or 1.0 for part in range(4)]
-    rows = [[value / scale / step.seconds for value, scale in zip(_row(step), scales, strict=True)] for step in steps]
-    products = [[sum(row[i] * row[j] for row in rows) for j in range(4)] for i in range(4)]
-    sums = [sum(row[i] for row in rows) for i in range(4)]
+    rows = [_row(step) for step in steps]
+    scales = [max(column) or 1.0 for column in zip(*rows, strict=True)]
+    products = [[0.0] * 4 for _ in range(4)]
+    sums, squares = [0.0] * 4, 0.0
+    for row, step, weight in zip(rows, steps, weights, strict=True):
+        parts = [value / scale for value, scale in zip(row, scales, strict=True)]
+        squares += weight * step.seconds**2
+        for i in range(4):
+            sums[i] += weight * parts[i] * step.seconds
+            for j in range(4):
+                products[i][j] += weight * parts[i] * parts[j]
     best, least = [0.0] * 4, float("inf")
     for choice in range(1, 16):
-        parts = [part for part in range(4) if choice >> part & 1]
-        found = _gauss([[products[i][j] for j in parts] + [sums[i]] for i in parts])
+        used = [part for part in range(4) if choice >> part & 1]
+        found = _gauss([[products[i][j] for j in used] + [sums[i]] for i in used])
         if found is None or min(found) < 0:
             continue
-        left = len(steps) - sum(sums[part] * number for part, number in zip(parts, found, strict=True))
+        left = squares - sum(sums[part] * number for part, number in zip(used, found, strict=True))
         if left < least:
             least, best = left, [0.0] * 4
-            for part, number in zip(parts, found, strict=True):
+            for part, number in zip(used, found, strict=True):
                 best[part] = number / scales[part]
     return best
 

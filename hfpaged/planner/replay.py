@@ -57,9 +57,9 @@ class Replay:
 
     def _arrivals(self, engine: ReplayEngine) -> Iterator[ReplayRequest]:
         """Made one by one: all together would fill the memory."""
-        rate, chunk, root = self.variant.rate, self.trace.chunk, engine.root
+        rate, root = self.variant.rate, engine.root
         for number, asked in enumerate(self.trace.requests):
-            yield ReplayRequest(asked, number, asked.arrival / rate, chunk, root)
+            yield ReplayRequest(self.trace, asked, number, asked.arrival / rate, root)
 
 
 def replay(

@@ -142,4 +142,4 @@ def _state(outcome: Outcome) -> str:
 
 def sample(trace: Trace, count: int) -> Trace:
     """The first `count` requests."""
-    return Trace(trace.requests[:count], trace.chunk, trace.skipped, trace.steps, trace.header)
+    return Trace(trace.requests[:count], trace.chunk, trace.skipped, trace.steps, trace.header, trace.runs)

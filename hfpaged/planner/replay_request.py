@@ -6,7 +6,7 @@ from array import array
 
 from hfpaged.block_pool import BlockPool
 from hfpaged.engine.request import Request, SequenceGroup, SequenceState
-from hfpaged.planner.trace import TraceRequest
+from hfpaged.planner.trace import Trace, TraceRequest
 from hfpaged.planner.trace_tokens import own_tokens, token_ids
 from hfpaged.prefix_block import Root
 
@@ -14,13 +14,13 @@ from hfpaged.prefix_block import Root
 class ReplayRequest(Request):
     """It ends when each of its sequences has its tokens: `total` with the prompt, the answer known beforehand."""
 
-    def __init__(self, asked: TraceRequest, number: int, arrival: float, chunk: int, root: Root | None) -> None:
+    def __init__(self, trace: Trace, asked: TraceRequest, number: int, arrival: float, root: Root | None) -> None:
         self.request_id = str(number)
         self.number, self.arrival_time, self.root = number, arrival, root
         self.priority, self.tenant = asked.priority, str(asked.tenant)
         self.adapter = str(asked.adapter) if asked.adapter else None
         self.num_prompt_tokens = asked.prompt_tokens
-        self.all_tokens = token_ids(asked, number, chunk)
+        self.all_tokens = token_ids(trace, asked, number)
         self.total = len(self.all_tokens)
         self.prompt_logprobs = None
         self.origin = None  # type: ignore[assignment]  # of blocks that nobody is told of

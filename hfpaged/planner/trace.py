@@ -18,8 +18,9 @@ FORMAT, VERSION = "hfpaged-trace", 1
 class TraceRequest(NamedTuple):
     """One request. `arrival` in seconds since the first one of the trace. `hashes` stand for the chunks of the prompt,
     the last of them for a part of one where the trace counts that too; `answer_hashes` for the chunks behind them, as
-    far as the answer filled them, where they are known. What it met when it was recorded, else None: `hits` in tokens
-    of its prompt, `ttft` and `duration` in seconds.
+    far as the answer filled them, where they are known. Of chunk `like[0]`, a new one, the first `like[2]` tokens are
+    those of the chunk with hash `like[1]`. What it met when it was recorded, else None: `hits` in tokens of its prompt,
+    `ttft` and `duration` in seconds.
     """
 
     arrival: float
@@ -35,6 +36,11 @@ class TraceRequest(NamedTuple):
     finish: str | None = None
     ttft: float | None = None
     duration: float | None = None
+    like: tuple[int, int, int] | None = None
+
+
+# Of what a chunk is made: so many tokens each, as in the chunk with that hash.
+Runs = tuple[tuple[int, int], ...]
 
 
 class TraceStep(NamedTuple):
@@ -62,7 +68,8 @@ class Skipped:
 @dataclass
 class Trace:
     """A trace as it was read: requests in the order of their arrival; `chunk` is the tokens that one hash stands for.
-    `header` is the recording's own, with the settings of its server; empty for traces of others.
+    `header` is the recording's own, with the settings of its server; empty for traces of others. `runs` are those of
+    chunks that begin like others, by their hash.
     """
 
     requests: list[TraceRequest]
@@ -70,6 +77,7 @@ class Trace:
     skipped: Skipped = field(default_factory=Skipped)
     steps: list[TraceStep] = field(default_factory=list)
     header: Mapping[str, Any] = field(default_factory=dict)
+    runs: Mapping[int, Runs] = field(default_factory=dict)
 
     @property
     def seconds(self) -> float:

@@ -52,6 +52,7 @@ def request_of(line: Mapping[str, Any], chunk: int) -> TraceRequest:
         finish=str(line["finish"]) if line.get("finish") is not None else None,
         ttft=_seconds(line, "ttft"),
         duration=_seconds(line, "duration"),
+        like=_like(line, chunk),
     )
 
 
@@ -126,6 +127,16 @@ def _hashes(line: Mapping[str, Any], names: tuple[str, ...]) -> tuple[int, ...]:
             pass
         raise UnreadableLineError(f'"{name}" is {_short(value)}, no list of whole numbers or of texts in hexadecimal')
     return ()
+
+
+def _like(line: Mapping[str, Any], chunk: int) -> tuple[int, int, int] | None:
+    value = line.get("like")
+    if value is None:
+        return None
+    if not isinstance(value, list) or len(value) != 3:
+        raise UnreadableLineError(f'"like" is {_short(value)}, no list of a place, a hash and a number of tokens')
+    ((other,),) = [_hashes({"like": [value[1]]}, ("like",))]
+    return whole("like", value[0], 0, MOST_TOKENS), other, whole("like", value[2], 1, chunk)
 
 
 def _short(value: object) -> str:

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from hfpaged.errors import HfpagedError
-from hfpaged.planner.trace import FORMAT, VERSION, Skipped, Trace, TraceRequest, TraceStep
+from hfpaged.planner.trace import FORMAT, VERSION, Runs, Skipped, Trace, TraceRequest, TraceStep
 from hfpaged.planner.trace_line import EXPECTED, UnreadableLineError, number, request_of, step_of, whole
+from hfpaged.planner.trace_tokens import head_of
 
 MOONCAKE_CHUNK = 512  # tokens (Qin et al. 2024, arXiv 2407.00079)
 _STDIN = "-"
@@ -59,7 +60,9 @@ def read_lines(lines: Iterator[bytes] | BinaryIO, name: str = "it") -> Trace:
     first = min(request.arrival for request in reading.requests)
     requests = [request._replace(arrival=request.arrival - first) for request in reading.requests]
     requests.sort(key=lambda request: request.arrival)
-    return Trace(requests, reading.chunk or MOONCAKE_CHUNK, reading.skipped, reading.steps, reading.header)
+    return Trace(
+        requests, reading.chunk or MOONCAKE_CHUNK, reading.skipped, reading.steps, reading.header, reading.runs
+    )
 
 
 @dataclass
@@ -72,6 +75,7 @@ class _Reading:
     requests: list[TraceRequest] = field(default_factory=list)
     steps: list[TraceStep] = field(default_factory=list)
     skipped: Skipped = field(default_factory=Skipped)
+    runs: dict[int, Runs] = field(default_factory=dict)
     refused: str = ""  # why lines are passed by, until the next header
 
     def take(self, index: int, text: bytes) -> None:
@@ -101,6 +105,14 @@ class _Reading:
             if request.hashes:
                 self.chunk = self.chunk or MOONCAKE_CHUNK
             self.requests.append(request._replace(arrival=request.arrival + self.started))
+            self._note_runs(request)
+
+    def _note_runs(self, request: TraceRequest) -> None:
+        """Of what its chunk is made that begins like another one, which stands before it in the file."""
+        hashes = request.hashes + request.answer_hashes
+        if request.like is not None and request.like[0] < len(hashes):
+            place, other, common = request.like
+            self.runs[hashes[place]] = (*head_of(self.runs, other, common), (hashes[place], self.chunk - common))
 
     def _begin(self, header: Mapping[str, Any]) -> None:
         """A recording begins: the first of the file, or one that was appended to it."""

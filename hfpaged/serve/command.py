@@ -70,6 +70,7 @@ def options_of(args: argparse.Namespace) -> ServeOptions:
         max_body_bytes=args.max_request_bytes,
         metrics_compat=args.metrics_compat,
         record_prompts=args.record_prompts,
+        record=args.record,
     )
 
 

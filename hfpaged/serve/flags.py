@@ -169,6 +169,11 @@ def _telemetry(group: argparse._ArgumentGroup) -> None:
          "put texts of prompts and answers into spans",
          "off: they are somebody's words",
          action="store_true")  # fmt: skip
+    _add(group, "--record",
+         "append a trace for `hfpaged plan --replay`: when requests came, their lengths and which begin alike, without "
+         "any text",
+         "off: a file that only grows, and says how much who asks",
+         metavar="FILE")  # fmt: skip
     _add(group, "--log-level",
          "least level that is logged",
          "info: a line for each request",

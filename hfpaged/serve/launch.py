@@ -24,6 +24,7 @@ from hfpaged.serve.adapters import load_adapters
 from hfpaged.serve.app import build_app
 from hfpaged.serve.logs import logging_to_stderr
 from hfpaged.serve.options import ServeOptions
+from hfpaged.serve.recording import check_record
 from hfpaged.serve.uvicorn_server import Config, Server, bound
 from hfpaged.telemetry import providers
 from hfpaged.telemetry.span_attributes import CAPTURE_CONTENT
@@ -51,6 +52,8 @@ def run(
     options = options or ServeOptions()
     if options.record_prompts:
         os.environ[CAPTURE_CONTENT] = "true"
+    if options.record is not None:
+        check_record(options.record)
     console = Console(highlight=False)
     with logging_to_stderr(log_level, as_json=log_json), providers.observed(), _listening(host, port) as listening:
         with _progress("loading the model", console, log_json):

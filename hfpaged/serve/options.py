@@ -29,6 +29,7 @@ class ServeOptions:
     max_header_bytes     of one request
     metrics_compat       "vllm": metrics under vLLM's names besides
     record_prompts       texts of prompts and answers may go into logs and spans
+    record               a file that gets a trace of the requests, without any text
     """
 
     api_keys: Mapping[str, str] = field(default_factory=dict)
@@ -42,6 +43,7 @@ class ServeOptions:
     max_header_bytes: int = MAX_HEADER_BYTES
     metrics_compat: str | None = None
     record_prompts: bool = False
+    record: str | None = None
 
     def __post_init__(self) -> None:
         if any(not key for key in self.api_keys.values()):

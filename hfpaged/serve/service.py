@@ -22,6 +22,7 @@ from hfpaged.serve.grammar_processor import warm_up_grammars
 from hfpaged.serve.http_errors import ApiError
 from hfpaged.serve.metrics import watching
 from hfpaged.serve.options import BYTES_OF_TOKEN, MIN_BODY_BYTES, ServeOptions, check_names
+from hfpaged.serve.recording import recording
 
 logger = logging.getLogger("hfpaged")
 
@@ -131,7 +132,7 @@ class Service:
         """The engine's thread, between start and end of the application."""
         self.is_draining, self.is_warm = False, False
         self._stopped = asyncio.Event()
-        async with self.batcher.running(step_timeout=STEP_SECONDS) as self.engine:
+        async with self._recorded(), self.batcher.running(step_timeout=STEP_SECONDS) as self.engine:
             warming = asyncio.ensure_future(self._warm_up())
             try:
                 with watching(self.registry, self.options.metrics_compat):
@@ -140,6 +141,11 @@ class Service:
                 await self.drain()
                 await asyncio.gather(warming, return_exceptions=True)
                 self.engine = None
+
+    @asynccontextmanager
+    async def _recorded(self) -> AsyncIterator[None]:
+        with recording(self.options.record, self.batcher):
+            yield
 
     async def drain(self, is_over: Callable[[], bool] = bool) -> None:
         """Take no more requests, and let those under way end until `shutdown_timeout` seconds are over, or `is_over`
