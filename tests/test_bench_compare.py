@@ -224,9 +224,10 @@ def test_quick_runs_judge_nothing():
     assert "too small to judge" in comparison_report.sentence(found)
 
 
-def test_single_runs_say_that_their_noise_is_not_known():
-    (change,) = compared(record({"prefill": 1.0}), record({"prefill": 0.5})).changes
-    assert change.reason == "each run once: noise is not known"
+def test_single_runs_say_that_their_noise_is_not_known_and_counts_have_none():
+    old, new = record({"prefill": 1.0, "waste": 0.0}), record({"prefill": 0.5, "waste": 1.0})
+    new["rows"][1]["values"] = []
+    assert [change.reason for change in compared(old, new).changes] == ["timed once: noise is not known", ""]
 
 
 def test_a_regression_counts_more_than_a_target_and_less_than_a_wrong_token():

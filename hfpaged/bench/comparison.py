@@ -143,7 +143,7 @@ def _change(old: Figure, new: Figure, tolerance: float) -> Change:
         return Change(old, new, Finding.SAME, worse, f"within {100 * tolerance:g} %")
     if old.low <= new.high and new.low <= old.high:
         return Change(old, new, Finding.SAME, worse, "within the spread")
-    few = "each run once: noise is not known" if old.low == old.high and new.low == new.high else ""
+    few = "timed once: noise is not known" if len(old.values) <= 1 == len(new.values) else ""  # a count has no turns
     return Change(old, new, Finding.REGRESSED if worse > 0 else Finding.BETTER, worse, few)
 
 
