@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import http.server
 import json
 import socket
@@ -39,7 +40,8 @@ def no_key(monkeypatch):
 
 @pytest.fixture(scope="module")
 def tiny():
-    tokenizer = tiny_tokenizers.byte_level()
+    tokenizer = copy.deepcopy(tiny_tokenizers.byte_level())  # others know no template
+    tokenizer.chat_template = "{{ messages[0]['content'] }}"
     return tiny_models.make("llama", vocab_size=len(tokenizer)).eval(), tokenizer
 
 
@@ -113,7 +115,7 @@ def run(kind, folder, url, tmp_path, *words):
 @pytest.mark.parametrize(
     ("kind", "rows", "form"),
     [
-        ("generate", "http-decode", FORMS[0]),
+        ("generate", "http-decode", FORMS[4]),
         ("prefix", "http-first-token", FORMS[3]),
         ("batch", "http-batch,http-prefix", FORMS[0]),
     ],
@@ -337,22 +339,51 @@ def played(*texts, tokens=None):
 
 
 @pytest.mark.parametrize(
-    ("form", "theirs", "is_same", "counts", "words"),
+    ("form", "theirs", "is_same", "ended_early", "counts", "words"),
     [
-        (FORMS[0], played("the fox", "a dog", tokens=4), True, [4, 4], "2 of 2 texts are equal"),
-        (FORMS[0], played("the fox\ufffd", "a dog", tokens=4), True, [4, 4], "2 of 2 texts are equal"),
-        (FORMS[0], played("the fox", "a dog"), True, [4, 4], "2 of 2 texts are equal"),
-        (FORMS[0], played("the fig", "a dog", tokens=4), False, [4, 4], "after 5 of 7 characters: 'ig', 'ox'"),
-        (FORMS[0], played("the fox", "a dog", tokens=3), False, [3, 3], "3 tokens of 4, as if it did not know ignore_"),
-        (FORMS[2], played("the fox", "a dog", tokens=3), True, [3, 3], "2 of 2 texts are equal"),
-        (FORMS[3], played("the fox", "a dog"), True, [2, 2], "2 of 2 texts are equal"),
+        (FORMS[0], played("the fox", "a dog", tokens=4), True, False, [4, 4], "2 of 2 texts are equal"),
+        (FORMS[0], played("the fox\ufffd", "a dog", tokens=4), True, False, [4, 4], "2 of 2 texts are equal"),
+        (FORMS[0], played("the fox", "a dog"), True, False, [4, 4], "2 of 2 texts are equal"),
+        (FORMS[0], played("the fig", "a dog", tokens=4), False, False, [4, 4], "after 5 of 7 characters: 'ig', 'ox'"),
+        (FORMS[0], played("the fox", "a dog", tokens=3), True, True, [3, 3], "2 of 2 texts are equal"),
+        (FORMS[2], played("the fox", "a dog", tokens=3), True, False, [3, 3], "2 of 2 texts are equal"),
+        (FORMS[3], played("the fox", "a dog"), True, False, [2, 2], "2 of 2 texts are equal"),
     ],
 )
-def test_texts_are_judged_and_tokens_counted(form, theirs, is_same, counts, words, tiny):
+def test_texts_are_judged_and_tokens_counted(form, theirs, is_same, ended_early, counts, words, tiny):
     verdict = judge(tiny[1], form, [Workload([PROMPT, PROMPT], [4, 4])], [theirs], [played("the fox", "a dog")])
-    assert (verdict.is_same, verdict.counts) == (is_same, [counts])
+    assert (verdict.is_same, verdict.counts, verdict.ended_early) == (is_same, [counts], ended_early)
     assert words in verdict.told
     assert ("float32 on both sides" in verdict.told) == (not is_same)
+
+
+def test_a_server_that_overhears_ignore_eos_is_asked_again_with_other_prompts(tiny, monkeypatch):
+    asked = []
+
+    def play_turns(setting, endpoint, form, turns):
+        asked.append((form.name, endpoint.salt))
+        both = [played(*["the fox"] * len(turn.new), tokens=3) for turn in turns[1:]]
+        return both, both
+
+    monkeypatch.setattr(against, "_play_turns", play_turns)
+    monkeypatch.setattr(against, "form_for", lambda *args: FORMS[0])
+    measured = against.batch(Setting(*tiny, 1, True, endpoint_of("a1b2")), Shape(2, 40, 8))
+    assert asked == [("token ids", "a1b2"), ("token ids, answers may end", "a1b2a")]
+    assert (measured.same_tokens, measured.value, measured.plain) == (True, 1.0, 3.0)
+
+
+def test_chat_is_for_servers_that_have_nothing_else(tiny):
+    def answer(handler):
+        is_chat = handler.path == "/v1/chat/completions"
+        handler.say(*((200, stream("ab")) if is_chat and handler.body["messages"] else (404, {})))
+
+    tokenizer = copy.deepcopy(tiny[1])
+    tokenizer.chat_template = None
+    with answering(answer) as url:
+        with pytest.raises(EndpointError, match=r"/v1/completions: .* 404 Not Found"):
+            form_for(Endpoint(url, "m"), tokenizer, PROMPT)
+        tokenizer.chat_template = "{{ messages }}"
+        assert form_for(Endpoint(url, "m"), tokenizer, PROMPT).name == "chat"
 
 
 def endpoint_of(salt):

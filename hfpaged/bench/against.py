@@ -52,15 +52,21 @@ def batch_alike(setting: Setting, shape: Shape) -> Measured:
     return _measured(setting, shape, _alike, _speed, "tok/s")
 
 
-def _measured(setting: Setting, shape: Shape, prompts: Prompts, figure: Figure, unit: str) -> Measured:
+def _measured(
+    setting: Setting, shape: Shape, prompts: Prompts, figure: Figure, unit: str, form: Form | None = None
+) -> Measured:
+    """In `form`, by default the first that the server takes."""
     endpoint = setting.against
     assert endpoint is not None, "rows that need a server are not chosen without one"
     if setting.tokenizer is None:
         return not_measured(NO_TOKENIZER)
     turns = [prompts(setting, shape, number) for number in range(setting.repeats + 1)]
-    form = form_for(endpoint, setting.tokenizer, turns[0].prompts[0])
+    form = form or form_for(endpoint, setting.tokenizer, turns[0].prompts[0])
     theirs, ours = _play_turns(setting, endpoint, form, turns)
     verdict = judge(setting.tokenizer, form, turns[1:], theirs, ours)
+    if verdict.ended_early:  # it was told not to, and does not know how: both sides may end then, with prompts anew
+        again = replace(setting, against=replace(endpoint, salt=f"{endpoint.salt}a"))
+        return _measured(again, shape, prompts, figure, unit, form.that_may_end())
     try:
         plain, paged = (
             [figure(played, counts) for played, counts in zip(side, verdict.counts, strict=True)]
@@ -93,7 +99,7 @@ def _play(setting: Setting, endpoint: Endpoint, form: Form, workload: Workload) 
         Send(0.0, form.body(endpoint.model, setting.tokenizer, prompt, new))
         for prompt, new in zip(workload.prompts, workload.new, strict=True)
     ]
-    return play(endpoint.completions, sends, endpoint.headers)
+    return play(form.url(endpoint), sends, endpoint.headers)
 
 
 def _single(setting: Setting, shape: Shape, number: int) -> Workload:

@@ -19,11 +19,14 @@ SHOWN = 12  # characters from where two texts part
 
 @dataclass(frozen=True)
 class Verdict:
-    """`counts` has the tokens of each answer by turn; `told` says how many texts are equal, and what else is."""
+    """`counts` has the tokens of each answer by turn; `told` says how many texts are equal, and where they part.
+    `ended_early` where answers of theirs are shorter than asked for, in a form in which they must not be.
+    """
 
     is_same: bool
     counts: Sequence[Sequence[int]]
     told: str
+    ended_early: bool
 
 
 def judge(
@@ -39,15 +42,14 @@ def judge(
     ]
     equal = sum(a == b for a, b in pairs)
     told = f"{equal} of {len(pairs)} texts are equal"
-    short = [
-        f"an answer of theirs has {count} tokens of {asked}, as if it did not know ignore_eos"
+    short = form.is_endless and any(
+        count < asked
         for turn, made in zip(turns, counts, strict=True)
         for count, asked in zip(made, turn.new, strict=True)
-        if form.is_endless and count != asked
-    ]
-    if short or equal < len(pairs):
-        told = "; ".join([told, *_parting(pairs), *short[:1], ADVICE])
-    return Verdict(equal == len(pairs) and not short, counts, told)
+    )
+    if equal < len(pairs):
+        told = "; ".join([told, *_parting(pairs), ADVICE])
+    return Verdict(equal == len(pairs), counts, told, short)
 
 
 def _counts(tokenizer: PreTrainedTokenizerBase, form: Form, workload: Workload, played: Played) -> list[int]:
