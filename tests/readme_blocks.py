@@ -48,8 +48,8 @@ class Block:
         return "no-run" not in self.marks
 
     @property
-    def exit_code(self) -> int:
-        return int(self.marks.get("exit", 0))
+    def exit_codes(self) -> set[int]:
+        return {int(code) for code in re.findall(r"\d+", self.marks.get("exit", "0"))}
 
     @property
     def commands(self) -> list[Command]:
@@ -131,11 +131,11 @@ def _without_redirections(words: list[str]) -> list[str]:
     return words[: end - (words[end - 1 : end] == ["2"])]  # of 2>, which the lexer takes apart
 
 
-def alike(shown: str, printed: str) -> bool:
-    """Whether the same was printed, but for numbers, white space, and what `...` stands for."""
-    parts = [re.escape(_without_numbers(part)) for part in shown.split("...")]
-    return re.fullmatch(r"\s*.*?".join(parts), _without_numbers(printed), re.DOTALL) is not None
+def alike(shown: str, printed: str, numbers: bool = False) -> bool:
+    """Whether the same was printed, but for white space, what `...` stands for, and numbers unless they count."""
+    parts = [re.escape(_plain(part, numbers)) for part in shown.split("...")]
+    return re.fullmatch(r"\s*.*?\s*".join(parts), _plain(printed, numbers), re.DOTALL) is not None
 
 
-def _without_numbers(text: str) -> str:
-    return " ".join(re.sub(r"\d[\d.,:]*", "#", text).split())
+def _plain(text: str, numbers: bool) -> str:
+    return " ".join((text if numbers else re.sub(r"\d[\d.,:]*", "#", text)).split())

@@ -24,7 +24,7 @@ from hfpaged import cli
 
 PATIENCE = 240.0  # seconds; a machine may be busy
 ADDRESS = re.compile(r"(?:http://)?(?:127\.0\.0\.1|localhost):8000")
-SERVE = re.compile(r"^hfpaged serve\b.*$", re.MULTILINE)
+SERVE = re.compile(r"^(?:hfpaged serve\b.*|\$\(.*--for serve\))$", re.MULTILINE)
 
 
 def test_no_shell_hides_outside_of_the_blocks():
@@ -77,8 +77,10 @@ class Session:
         return done.returncode, done.stdout, done.stderr
 
     def serve(self, line):
-        """What it said until it was ready."""
+        """What it said until it was ready. The line may be what another command prints."""
         self.stop()
+        if line.startswith("$("):
+            line = self.run(line[2:-1])[1]
         words = shlex.split(line, comments=True)[2:]
         words = words if words and not words[0].startswith("-") else ["./my-model", *words]  # for the demo model
         told, log = self.folder / "serve.out", self.folder / "serve.err"
@@ -127,14 +129,16 @@ def test_the_shell_of_the_readme_runs(session):
 
 
 def _run(session, block: Block):
-    for command in block.commands:
-        is_last = command is block.commands[-1]
-        if SERVE.match(command.line):
-            code, out, err = 0, session.serve(command.line.strip().removesuffix("&")), ""
-        else:
-            code, out, err = session.run(command.line)
-        wanted = block.exit_code if is_last else 0
-        assert code == wanted, f"{block.name}: {command.line}ended with {code}:\n{out}{err}"
+    """Servers start last, and go on while the blocks behind run."""
+    commands = block.commands
+    for number, command in enumerate(commands, start=1):
+        code, out, err = 0, "", ""
+        if rest := SERVE.sub("", command.line).strip():
+            code, out, err = session.run(rest)
+        for line in SERVE.findall(command.line):
+            out += session.serve(line)
+        wanted = block.exit_codes if number == len(commands) else {0}
+        assert code in wanted, f"{block.name}: {command.line}ended with {code}:\n{out}{err}"
         if command.shown.strip():
             compare(command.shown, out + err, exact="exact" in block.marks, where=f"{block.name}: {command.line}")
 
@@ -142,7 +146,7 @@ def _run(session, block: Block):
 def compare(shown, got, *, exact, where):
     """Fails where the README shows what does not come: all of it, the keys of JSON, or half of its longer words."""
     if exact:
-        assert alike(shown, got), f"{where}printed\n{got}"
+        assert alike(shown, got, numbers=True), f"{where}printed\n{got}"
         return
     keys = set(re.findall(r'"(\w+)":', shown))
     assert not keys - set(re.findall(r'"(\w+)":', got)), f"{where}printed\n{got}"
