@@ -75,7 +75,30 @@ def test_a_quick_run_judges_nothing():
 
 def test_rows_without_tokens_claim_nothing_about_them():
     text = report.verdict([outcome("waste", 0.01, same=None)])
-    assert text == "No row that compares tokens was run; 1 of 1 targets met."
+    assert text == "No row compares tokens; 1 of 1 targets met."
+
+
+@pytest.mark.parametrize(
+    ("own", "same", "told"),
+    [
+        ([], True, "Same tokens as http://a; none that has a target was measured."),
+        ([], False, "The texts of http://a differ in http-decode, so that nothing is compared with it."),
+        (["prefill"], True, "Same tokens as plain transformers and http://a; 1 of 1 targets met."),
+        (
+            ["prefill"], False,
+            "The texts of http://a differ in http-decode, so that nothing is compared with it. Same tokens as plain "
+            "transformers; 1 of 1 targets met.",
+        ),
+    ],
+)  # fmt: skip
+def test_what_is_said_of_another_server_is_said_apart(own, same, told):
+    row = ROW["http-decode"]
+    outcomes = [outcome(name, 1.0) for name in own]
+    outcomes.append(Outcome(row, row.shape, Measured(2.0, same_tokens=same, rival="http://a")))
+    assert report.verdict(outcomes) == told
+    assert report.table(outcomes).title == "Plain transformers or http://a and hfpaged"
+    assert report.table(outcomes).columns[2].header == "other side"
+    assert exit_code(outcomes, is_strict=True) == (0 if same else 1)
 
 
 def test_a_row_speaks_of_the_shape_that_was_run():

@@ -16,10 +16,11 @@ NONE_JUDGED = "none that has a target was measured"
 
 def table(outcomes: Sequence[Outcome]) -> Table:
     """One line for each row; a value is hfpaged over transformers unless its row says otherwise."""
-    result = Table(title="Plain transformers and hfpaged", title_justify="left")
+    rivals = sorted({outcome.measured.rival for outcome in outcomes} - {""})
+    result = Table(title=f"{' or '.join(['Plain transformers', *rivals])} and hfpaged", title_justify="left")
     result.add_column("row", no_wrap=True)
     result.add_column("what")
-    for name in ("transformers", "hfpaged", "result", "spread", "target"):
+    for name in ("other side" if rivals else "transformers", "hfpaged", "result", "spread", "target"):
         result.add_column(name, justify="right", no_wrap=True)
     result.add_column("")
     result.add_column("note")
@@ -83,7 +84,9 @@ def verdict(outcomes: Sequence[Outcome]) -> str:
         same[rival] = not rows
         told = f"The texts of {rival} differ in {rows}, so that nothing is compared with it. " if rows else ""
     names = [name for name, is_same in same.items() if is_same]
-    tokens = f"Same tokens as {' and '.join(names)}" if names else "No row that compares tokens was run"
+    if told and not own:
+        return told.rstrip()
+    tokens = f"Same tokens as {' and '.join(names)}" if names else f"No {'other ' if told else ''}row compares tokens"
     return f"{told}{tokens}; {_targets(published(outcomes))}."
 
 

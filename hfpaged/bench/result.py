@@ -64,8 +64,9 @@ class Outcome:
 
     def withheld(self) -> Outcome:
         """The same without figures, for a comparison that is void."""
-        told = self.measured.difference
-        return replace(self, measured=Measured(None, same_tokens=self.measured.same_tokens, note=told))
+        was = self.measured
+        left = Measured(None, same_tokens=was.same_tokens, note=was.difference, rival=was.rival)
+        return replace(self, measured=left)
 
 
 def published(outcomes: Sequence[Outcome]) -> list[Outcome]:
