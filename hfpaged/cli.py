@@ -23,6 +23,7 @@ COMMANDS = {
     "plan": "what fits on a card, what is short, and the cheapest ways out, from a config alone",
     "support": "whether a model works with PagedCache, how fast, and why",
     "bench": "measure speed and KV memory against plain transformers",
+    "stress": "a full pool under mixed load for minutes: leak, growth, thrash, wrong tokens, or clean",
     "quality": "what a quantized KV cache costs in quality, and whether the model bears it",
     "telemetry": "a Grafana dashboard, Prometheus alerts and a Jaeger setup, to be written out",
     "doctor": "what is wrong with a running engine, by its metrics",
@@ -32,7 +33,7 @@ COMMANDS = {
 _HOME_OF = {"serve": "hfpaged.serve.command", "plan": "hfpaged.planner.command"}
 
 # Those that run a model: with OTEL_* variables set their requests are traced and measured.
-OBSERVED = ("demo", "bench", "quality")
+OBSERVED = ("demo", "bench", "stress", "quality")
 
 EXAMPLES = """\
 examples:
@@ -42,6 +43,7 @@ examples:
   hfpaged plan ./my-model --device h100          what fits on a card, from its config alone
   hfpaged support gemma3_text                    whether a model works, from its config alone
   hfpaged bench --help                           what can be measured
+  hfpaged stress ./my-model --minutes 10         whether it leaks, grows or goes wrong under load
   hfpaged quality ./my-model --kv int8           whether it bears a quantized KV cache
   hfpaged telemetry export monitoring            what Grafana, Prometheus and Jaeger need
   hfpaged doctor http://localhost:9464           what is wrong with what runs there

@@ -1,0 +1,137 @@
+"""What is stressed: a batcher of the model, and all that runs beside it."""
+
+from __future__ import annotations
+
+import gc
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from transformers import PreTrainedModel
+
+from hfpaged.block_pool import BlockPool
+from hfpaged.engine import tally_keys as keys
+from hfpaged.engine.batcher import ContinuousBatcher
+from hfpaged.errors import IntegrityError
+from hfpaged.kv_pool import KVPool
+from hfpaged.stress.caches import OtherCaches
+from hfpaged.stress.facts import Facts, LeakedBlock
+from hfpaged.stress.load import Load
+from hfpaged.stress.mix import Lengths, Mix
+from hfpaged.stress.native import Checker
+from hfpaged.stress.watch import Watch, heap
+
+LEAST_GROWN = 100  # objects of one type: fewer are noise
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How the load is made. Tokens of the longest request (`context`; None: as many as the model takes) and of one on
+    average (`length`; None: so that the pool is full).
+    """
+
+    seconds: float
+    seed: int
+    context: int | None
+    length: int | None
+    kv_dtype: str
+    block_size: int
+
+
+class Stress:
+    """One run. `facts` can be had at any moment after `run`, also when that was interrupted."""
+
+    def __init__(
+        self, model: PreTrainedModel, batcher: ContinuousBatcher, alphabet: list[int], plan: Plan,
+        tell: Callable[[Load], None],
+    ) -> None:  # fmt: skip
+        self._batcher, self._plan = batcher, plan
+        self.pool: KVPool = batcher.pool
+        tokens = self.pool.num_blocks // len(self.pool.groups) * self.pool.block_size
+        limits = batcher.limits
+        longest = min((each for each in (plan.context, limits.get("max_model_len")) if each), default=None)
+        rng = random.Random(plan.seed)
+        sequences = limits["max_num_seqs"]
+        mix = Mix(rng, alphabet, Lengths.filling(tokens, sequences, longest, plan.length), sequences)
+        self.checker = Checker(model, plan.kv_dtype, plan.block_size)
+        self._others = OtherCaches(model, self.pool, mix, rng, self.checker)
+        self._watch = Watch(self.pool, model.device, plan.seconds)
+        batcher.hooks.append(self._watch)
+        self._load = Load(batcher, mix, self._others, self.checker, self._watch, self._tell_and_count)
+        self._tell = tell
+        self._broken: str | None = None
+        self._heap: Counter[str] | None = None  # of the moment in which the warm-up was over
+        self._own_counts: dict[str, float] = {}
+
+    def run(self) -> None:
+        """Until the time is over, or the pool is broken. Ctrl-C leaves it at once."""
+        try:
+            self._load.run(self._plan.seconds)
+            self._own_counts = _own_counts(self._batcher)
+        except IntegrityError as error:
+            self._broken = str(error)
+
+    def facts(self) -> Facts:
+        """Ends all that is still there, and looks at what is left."""
+        counts, watch = self._load.counts, self._watch
+        in_flight = self._load.in_flight
+        leaked = self._end()
+        last = watch.sample()
+        grown = heap() - (self._heap or Counter()) if self._heap else Counter[str]()
+        return Facts(
+            seconds=last.seconds, planned=self._plan.seconds, received=counts.received, finished=counts.finished,
+            aborted=counts.aborted, rejected=counts.rejected, failed=counts.failed, in_flight=in_flight,
+            own_counts=self._own_counts, kinds=counts.kinds, tokens=watch.tokens, steps=watch.steps,
+            preemptions=watch.preemptions, recomputed=counts.recomputed, peak=watch.peak,
+            full_share=watch.full_seconds / watch.step_seconds if watch.step_seconds else 0.0,
+            num_blocks=self.pool.num_blocks, samples=watch.samples, first_token=watch.first_token,
+            per_token=watch.per_token, checked=self.checker.checked, close=self.checker.close,
+            differences=[str(each) for each in self.checker.differences], errors=self._load.errors,
+            broken=self._broken, leaked=leaked,
+            grown=[(name, count) for name, count in grown.most_common(5) if count >= LEAST_GROWN],
+            other_rounds=self._others.rounds, other_out_of_blocks=self._others.out_of_blocks,
+        )  # fmt: skip
+
+    def _tell_and_count(self, load: Load) -> None:
+        if self._heap is None and load.watch.seconds >= self._plan.seconds / 3:
+            self._heap = heap()
+        self._tell(load)
+
+    def _end(self) -> list[LeakedBlock]:
+        """Give all back; the blocks that did not come."""
+        self._others.drop()
+        if self._broken is None:
+            try:
+                self._batcher.close()
+                gc.collect()
+                self.pool.check_integrity()
+            except IntegrityError as error:
+                self._broken = str(error)
+        return [] if self._broken else leaked_blocks(self.pool)
+
+
+def leaked_blocks(pool: KVPool) -> list[LeakedBlock]:
+    """All that is held, where nothing should be."""
+    with pool.changing():
+        blocks: BlockPool = pool.blocks
+        held = [block for block, count in enumerate(blocks.refcounts) if count]
+        debug = pool.debug
+        if debug is None:
+            return [LeakedBlock(block) for block in held]
+        return [
+            LeakedBlock(block, tuple(map(str, debug.holders(block))), tuple(map(str, debug.history(block))))
+            for block in held
+        ]
+
+
+def _own_counts(batcher: ContinuousBatcher) -> dict[str, float]:
+    """What the metrics of the batcher would say."""
+    sums, _ = batcher.tally.read()
+    counters = Counter(sums.numbers)
+    return {
+        "received": counters[keys.RECEIVED],
+        "finished": sum(count for key, count in counters.items() if key[0] == keys.FINISHED),
+        "aborted": counters[keys.ABORTED],
+        "rejected": sum(count for key, count in counters.items() if key[0] == keys.REJECTED),
+    }
