@@ -98,6 +98,26 @@ def test_what_was_advised_for_a_tiny_budget_helps():
     checked(batcher)
 
 
+def test_short_sequences_in_large_blocks_are_named_and_a_smaller_size_helps():
+    first, *_ = drive("block-size", prompts(24, 6), 6, block_size=32, num_blocks=40, max_num_seqs=24)
+    assert "24 sequences of 12 tokens" in first.evidence
+    size = int(first.remedy.split("block_size=32 -> ")[1])
+    batcher = batcher_of("llama", block_size=size, num_blocks=160, max_num_seqs=24)
+    batcher.generate(prompts(24, 6), max_new_tokens=6, do_sample=False)
+    assert "block-size" not in [finding.rule for finding in batcher.diagnose()]
+    checked(batcher)
+
+
+def test_long_sequences_are_no_matter_of_the_block_size():
+    batcher = batcher_of("llama", block_size=8, num_blocks=240)
+    batcher.generate(prompts(12, 200), max_new_tokens=20, do_sample=False)
+    diagnosis = batcher.diagnose()
+    assert "block-size" not in [finding.rule for finding in diagnosis], str(diagnosis)
+    assert diagnosis.figures["sequence_tokens_mean"] == pytest.approx(220, abs=1)
+    assert diagnosis.figures["block_waste"] < 0.05
+    checked(batcher)
+
+
 @pytest.fixture(scope="module")
 def healthy(one_thread):
     """Requests that come one by one, as many as there is room for."""

@@ -7,6 +7,7 @@ import re
 import pytest
 import yaml
 from readme_blocks import README, ROOT, alike, blocks
+from test_doctor_rules import TRIGGERS, found
 
 ALERTS = ROOT / "hfpaged" / "telemetry" / "shipped" / "alerts.yml"
 INSTALL_AND_TEST = re.compile(r"^.*pip install .*\[test\].*&& pytest.*$", re.MULTILINE)
@@ -61,6 +62,15 @@ def test_each_alert_that_is_shipped_has_its_line_and_its_command():
     rows = dict(re.findall(r"^\| `(Hfpaged\w+)` \|(.*)$", README, re.MULTILINE))
     assert sorted(rows) == sorted(shipped)
     assert [name for name, row in rows.items() if not re.search(r"`(hfpaged|curl) ", row)] == []
+
+
+def test_what_the_doctor_says_in_the_readme_is_what_it_can_say():
+    shown = re.findall(r"^(?:PROBLEM|ADVICE):?  ?(\S.*)$", README, re.MULTILINE)
+    titles = {str(found(rule, case.figures).title) for rule, cases in TRIGGERS.items() for case in cases}
+    assert len(shown) >= 4
+    assert set(shown) - titles == set()
+    named = re.findall(r"\*(The KV pool is full|Preemption thrash|Out of memory is near)\*", README)
+    assert [name for name in named if not any(title.startswith(name) for title in titles)] == []
 
 
 def test_links_inside_of_the_readme_lead_somewhere():
