@@ -46,6 +46,8 @@ class Fields:
     def names(self, name: str) -> tuple[str, ...]:
         """All that the field which transformers calls `name` may be called, the likeliest first."""
         own = (self._names[name],) if name in self._names else ()
+        if name == "num_key_value_heads" and own == ("encoder_attention_heads",):  # Whisper's, whose decoder differs
+            own = ()
         return (*_OF_DECODERS.get(name, ()), name, *own, *_OTHER_NAMES.get(name, ()))
 
     def get(self, name: str, default: Any = None) -> Any:
