@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -29,29 +30,31 @@ def run(args: argparse.Namespace, found: Fit) -> int:
 
     if args.sweep:
         check_file(args.sweep)
-    hits, skipped = _hits(args.replay, found) if args.replay is not None else (None, 0)
+    hits, skipped = _hits(args, found) if args.replay is not None else (None, 0)
     machine, facts = found.case.machine, found.case.sizes.facts
     sweep = Sweep(facts.name, machine.name, max(0, found.pool), concurrency(found), hits, skipped)
+    if args.sweep:  # before anything is printed, as a reader may go away
+        write(sweep, args.sweep)
     if args.json:
         print(json.dumps(sweep.as_json(), indent=2, allow_nan=False))
     else:
         show(sweep)
     if args.sweep:
-        write(sweep, args.sweep)
         print(f"written to {args.sweep}", file=sys.stderr)
     return 0
 
 
-def _hits(path: str, found: Fit) -> tuple[HitsByPool, int]:
-    """The curve of a trace, and how many of its lines could not be read."""
-    from rich.console import Console
-    from rich.progress import Progress
-
+def _hits(args: argparse.Namespace, found: Fit) -> tuple[HitsByPool, int]:
+    """The curve of a trace, with replays beside it, and how many of its lines could not be read."""
+    from hfpaged.planner.replay_report import sample
+    from hfpaged.planner.replay_runs import progress
     from hfpaged.planner.sweep_hits import hits_by_pool
+    from hfpaged.planner.sweep_replays import replayed
     from hfpaged.planner.trace_reading import read
 
-    trace = read(path)
-    with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
-        task = bar.add_task("requests", total=len(trace.requests))
-        hits = hits_by_pool(trace, found, lambda done: bar.update(task, completed=done))
-    return hits, trace.skipped.count
+    trace = read(args.replay)
+    if args.requests is not None:
+        trace = sample(trace, args.requests)
+    with progress(len(trace.requests)) as told:
+        hits = hits_by_pool(trace, found, told)
+    return replace(hits, replayed=replayed(trace, found, args.cost, args.jobs)), trace.skipped.count

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,14 +15,14 @@ from hfpaged.planner.miss_ratio import MissRatioCurve, miss_ratio_curve
 from hfpaged.planner.trace import Trace
 from hfpaged.planner.units import binary
 
-POINTS = 64  # of the curve that is drawn
+POINTS = 128  # of the curve that is drawn
 WORTH_IT = 0.005  # a share of hits below which nobody buys memory
 
 
 @dataclass(frozen=True)
 class HitsByPool:
     """`pool` bytes are the plan's own, of which each token takes `token_bytes`; `others` are the same for other KV
-    formats. Ratios are shares of the prompts' tokens.
+    formats. `replayed`: what replays with so many bytes have found. Ratios are shares of the prompts' tokens.
     """
 
     curve: MissRatioCurve = field(repr=False)
@@ -30,6 +31,7 @@ class HitsByPool:
     token_bytes: float
     beside: int = 0
     others: dict[str, float] = field(default_factory=dict)
+    replayed: dict[int, float] = field(default_factory=dict)
 
     def at(self, pool: int, token_bytes: float | None = None) -> float:
         """Hits with a pool of so many bytes."""
@@ -41,14 +43,20 @@ class HitsByPool:
         """Bytes of the smallest pool that finds all that comes again."""
         return int(self.curve.enough * self.curve.chunk * self.token_bytes) + self.beside
 
+    def holding(self, share: float) -> int:
+        """Bytes of the smallest pool that finds this share of all that comes again."""
+        wanted = share * self.curve.hit_tokens(self.curve.enough)
+        chunks = bisect_left(range(self.curve.enough), wanted, key=self.curve.hit_tokens)
+        return int(chunks * self.curve.chunk * self.token_bytes) + self.beside
+
     def sizes(self) -> list[int]:
         """Pools for a table: parts and multiples of the own one, and the one that is enough."""
-        own = [self.pool * times // 4 for times in (1, 2, 4, 8, 16)]
+        own = own_sizes(self.pool)
         return sorted({*own, self.enough} if self.enough else {*own})
 
     def points(self) -> list[int]:
-        """Pools for a picture."""
-        end = max(2 * self.pool, int(1.1 * self.enough))
+        """Pools for a picture, as far as something happens."""
+        end = max(2 * self.pool, int(1.1 * self.holding(0.98)))
         return [end * step // POINTS for step in range(POINTS + 1)]
 
     def more(self) -> tuple[int, float] | None:
@@ -74,8 +82,14 @@ class HitsByPool:
             "enough_pool_bytes": self.enough,
             "more": None if more is None else {"bytes": more[0], "hit_ratio": more[1]},
             "curve": [{"pool_bytes": size, "miss_ratio": 1 - self.at(size)} for size in self.points()],
+            "replayed": [{"pool_bytes": size, "hit_ratio": ratio} for size, ratio in self.replayed.items()],
             "formats": {name: self.at(self.pool, size) for name, size in self.others.items()},
         }
+
+
+def own_sizes(pool: int) -> list[int]:
+    """Parts and multiples of a pool."""
+    return [pool * quarters // 4 for quarters in (1, 2, 4, 8, 16)]
 
 
 def hits_by_pool(trace: Trace, found: Fit, told: Callable[[int], None] | None = None) -> HitsByPool:

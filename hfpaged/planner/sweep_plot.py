@@ -49,13 +49,17 @@ def svg_of(figure: Any) -> str:
 
 
 def _concurrency(axis: Any, fits: Concurrency) -> None:
-    for (name, counts), colour in zip(fits.counts.items(), COLOURS, strict=False):
+    names: dict[tuple[int, ...], list[str]] = {}
+    for name, counts in fits.counts.items():
+        names.setdefault(counts, []).append(name)  # lines upon each other are one
+    for (counts, same), colour in zip(names.items(), COLOURS, strict=False):
         shown = [(tokens, count) for tokens, count in zip(fits.contexts, counts, strict=True) if count]
         if shown:
-            axis.plot(*zip(*shown, strict=True), marker="o", markersize=3, color=colour, label=name)
+            axis.plot(*zip(*shown, strict=True), marker="o", markersize=3, color=colour, label=", ".join(same))
     axis.set_xscale("log", base=2)
     axis.set_yscale("log")
     axis.set_xticks(fits.contexts, [f"{tokens:,}" for tokens in fits.contexts], rotation=45, ha="right")
+    axis.yaxis.set_major_formatter("{x:,.0f}")
     axis.minorticks_off()
     _label(axis, "Requests that fit at once", "tokens of a request", "requests")
 
@@ -66,6 +70,10 @@ def _misses(axis: Any, hits: HitsByPool) -> None:
     for (name, size), colour in zip(formats.items(), COLOURS, strict=False):
         misses = [100 * (1 - hits.at(pool, size)) for pool in sizes]
         axis.plot([pool / GIB for pool in sizes], misses, color=colour, label=name)
+    if hits.replayed:
+        sizes = [size for size in hits.replayed if size <= hits.points()[-1]]
+        found = [100 * (1 - hits.replayed[size]) for size in sizes]
+        axis.plot([size / GIB for size in sizes], found, "x", color="#202020", label=f"{hits.kv_format}, replayed")
     axis.axvline(hits.pool / GIB, color="#707070", linestyle="--", label=f"the pool of this plan, {binary(hits.pool)}")
     axis.set_ylim(0, 102)
     axis.set_xlim(left=0)

@@ -14,7 +14,8 @@ from rich.text import Text
 
 from hfpaged.planner.sweep import Concurrency
 from hfpaged.planner.sweep_hits import HitsByPool, sentences
-from hfpaged.planner.units import binary
+from hfpaged.planner.sweep_replays import MOST
+from hfpaged.planner.units import binary, counted
 
 PLAIN_WIDTH = 120  # where stdout is no terminal
 
@@ -72,11 +73,13 @@ class Sweep:
         for name, why in self.fits.left_out.items():
             yield f"{name} is left out: {why}"
         if self.skipped:
-            yield f"{self.skipped:,} lines of the trace could not be read and are left out"
+            yield f"{counted(self.skipped, 'line')} of the trace could not be read"
         if self.hits is not None:
+            if not self.hits.replayed:
+                yield f"no replays beside the curve: they are made of up to {MOST:,} requests; see --requests"
             yield (
-                "hits are those of a least-recently-used cache that holds each request from its arrival on; requests "
-                "that run keep their blocks, so that a full pool finds less: --replay without --sweep knows that"
+                "hits are those of a least-recently-used cache that holds each request from its arrival on; in a real "
+                "pool requests that run keep their blocks, and those that wait come later, as replays know"
             )
 
     def conclusions(self) -> list[str]:
@@ -138,11 +141,15 @@ def _counts(fits: Concurrency) -> Grid:
 
 def _ratios(hits: HitsByPool) -> Grid:
     formats = {hits.kv_format: hits.token_bytes} | hits.others
+    heads = ["pool", *formats] + [f"{hits.kv_format}, replayed"] * bool(hits.replayed)
     rows = []
     for pool in hits.sizes():
         mark = " *" if pool == hits.pool else ""
-        rows.append([binary(pool) + mark, *(f"{hits.at(pool, size):.1%}" for size in formats.values())])
-    return ["pool", *formats], rows
+        row = [binary(pool) + mark, *(f"{hits.at(pool, size):.1%}" for size in formats.values())]
+        if hits.replayed:
+            row.append(f"{hits.replayed[pool]:.1%}" if pool in hits.replayed else "-")
+        rows.append(row)
+    return heads, rows
 
 
 def _html(caption: str, grid: Grid) -> str:
