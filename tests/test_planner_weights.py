@@ -138,6 +138,13 @@ def test_adapters_and_the_second_copy_of_mistrals_folders_do_not_count(folder):
     assert weight_bytes(read_model(str(folder))).source == "counted from the config"
 
 
+def test_weights_beside_a_config_of_another_name_may_be_those_of_another_model(folder):
+    save_file({"a": torch.zeros(10)}, folder / "model.safetensors")
+    assert weight_bytes(read_model(str(folder / "config.json"))).bytes == 40
+    (folder / "planned.json").write_text(json.dumps(LLAMA_2_7B))
+    assert weight_bytes(read_model(str(folder / "planned.json"))).source == "counted from the config"
+
+
 QUANTIZED = {
     "gptq": ({"quant_method": "gptq", "bits": 4, "group_size": 128}, 4 + 20 / 128),
     "awq": ({"quant_method": "awq", "bits": 4, "group_size": 64}, 4 + 20 / 64),

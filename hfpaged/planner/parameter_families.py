@@ -34,7 +34,9 @@ _TWO_MATRICES = """
 TWO_MATRICES = frozenset(_TWO_MATRICES.split())
 
 # Attention with a gate on its output, as wide as the queries.
-OUTPUT_GATE = frozenset(["hrm_text", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"])
+OUTPUT_GATE = frozenset(
+    ["dory", "hrm_text", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"]
+)
 
 # One expert that all tokens take, of which the config says nothing.
 ONE_SHARED_EXPERT = frozenset(["llama4", "llama4_text"])

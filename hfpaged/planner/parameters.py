@@ -34,7 +34,8 @@ class Parameters:
 
 def count(facts: ModelFacts) -> Parameters:
     """Of the part that generates, of the encoder that it reads, and of towers for pictures and sound."""
-    cross = [Parameters(linear=of_layer.attention(facts, layer)) for layer in facts.cross_layers]
+    own = facts.cross_layers if of_layer.family_of(facts) != "mllama_text_model" else ()  # there they are among layers
+    cross = [Parameters(linear=of_layer.attention(facts, layer)) for layer in own]
     beside = _around(facts) + _encoder(facts) + _by_token_and_layer(facts)
     return sum([*_layers(facts), *cross, Parameters(linear=tower_parameters.towers(facts))], beside)
 

@@ -47,12 +47,12 @@ def zamba(facts: ModelFacts) -> tuple[int, int]:
 
 def distinct_layers(facts: ModelFacts) -> int:
     """Layers with weights of their own: some families run theirs several times, each time with a cache."""
-    config = facts.config
-    if number(config, "num_layers_per_stack"):  # HRM: a slow stack and a fast one
+    config, family = facts.config, of_layer.family_of(facts)
+    if family == "hrm_text":  # a slow stack and a fast one
         return 2 * number(config, "num_layers_per_stack")
-    if number(config, "n_recurrent_layers"):  # Dory
-        return sum(number(config, f"n_{part}_layers") for part in ("input", "recurrent", "output"))
-    return len(facts.layers)
+    if family == "dory":  # attention and MLP count as a layer each
+        return number(config, "num_hidden_layers") // 2
+    return number(config, "num_hidden_layers") if family == "inkling2_loop_text" else len(facts.layers)
 
 
 def longcat(facts: ModelFacts, index: int) -> tuple[int, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
 
 from hfpaged.errors import InvalidConfigError
 from hfpaged.planner import weight_precision as precision
@@ -36,12 +37,18 @@ def weight_bytes(facts: ModelFacts, dtype: str | None = None, quantization: str 
     asked = _asked(facts, quantization)
     bits = precision.float_bits(dtype) if dtype else None
     try:
-        stored = stored_in(facts.folder)
+        stored = stored_in(_folder(facts))
     except UnreadableWeightsError as error:
         return _counted(facts, dtype, asked, f"; {error}")
     if stored is None:
         return _counted(facts, dtype, asked, "")
     return _by_headers(facts, stored, bits, asked) if stored.tensors else _by_size(facts, stored, dtype, asked)
+
+
+def _folder(facts: ModelFacts) -> str | None:
+    """Where the weights of this config lie: beside one of any other name, those of another model may."""
+    named = Path(facts.name).name
+    return None if named.endswith(".json") and named != "config.json" else facts.folder
 
 
 def _asked(facts: ModelFacts, name: str | None) -> Quantization | None:
