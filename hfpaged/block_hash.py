@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
+import sys
 from array import array
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
@@ -48,7 +49,7 @@ def _framed(text: str) -> bytes:
 
 
 def _little_endian(tokens: array[int]) -> bytes:
-    if struct.pack("=q", 1) == struct.pack("<q", 1):
+    if sys.byteorder == "little":
         return tokens.tobytes()
     swapped = tokens[:]
     swapped.byteswap()

@@ -57,7 +57,7 @@ class PrefixBlock:
     @property
     def is_gone(self) -> bool:
         """Whether no layer group has its block any more."""
-        return all(block == GONE for block in self.blocks)
+        return max(self.blocks, default=GONE) == GONE  # ids are 0 or more
 
 
 def width_of(parent: PrefixBlock | Root) -> int:

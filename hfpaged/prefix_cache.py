@@ -21,10 +21,15 @@ from hfpaged.token_chain import TokenChain
 
 
 class PrefixCache:
-    """Publishes full blocks of sequences and lets others begin with them. `windows` by layer group."""
+    """Publishes full blocks of sequences and lets others begin with them. `windows` by layer group; `remembered`
+    evicted blocks stay known, for those who ask why there was no hit, None for the usual number.
+    """
 
-    def __init__(self, manager: BlockManager, windows: Many[int | None], hash_function: HashFunction = sha256) -> None:
-        self.index = PrefixIndex(windows, manager.block_size, hash_function)
+    def __init__(
+        self, manager: BlockManager, windows: Many[int | None], hash_function: HashFunction = sha256,
+        remembered: int | None = None,
+    ) -> None:  # fmt: skip
+        self.index = PrefixIndex(windows, manager.block_size, hash_function, remembered=remembered)
         self._manager, self._pool = manager, manager.pool
         self._windows = tuple(windows)
         self._pins: dict[tuple[tuple[ExtraKey, ...], bytes], Sequence] = {}

@@ -63,17 +63,18 @@ class PrefixIndex:
 
     def __init__(
         self, windows: Many[int | None], block_size: int, hash_function: HashFunction = sha256,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.time, remembered: int | None = None,
     ) -> None:  # fmt: skip
         self.block_size = block_size
         self.counts = PrefixCounts()
         self._windows = tuple(windows)
+        self._whole = [group for group, window in enumerate(self._windows) if window is None]
         self.clock, self._hash = clock, hash_function
         self.last_root: Root | None = None  # the one asked for last
         self.num_created = 0  # blocks that were ever known
         self._roots: dict[tuple[ExtraKey, ...], Root] = {}
         self._holder: dict[int, tuple[PrefixBlock, int]] = {}  # block id -> its place
-        self._ghosts = Ghosts(REMEMBERED)
+        self._ghosts = Ghosts(REMEMBERED if remembered is None else remembered)
         self._uses = 0
 
     @property
@@ -190,7 +191,7 @@ class PrefixIndex:
             entry = self.child(parent, items[start : start + size], counted)
             if entry is None:
                 break
-            if any(block == GONE for block, window in zip(entry.blocks, self._windows, strict=True) if window is None):
+            if GONE in entry.blocks and any(entry.blocks[group] == GONE for group in self._whole):
                 return found, [entry]
             found.append(entry)
             parent = entry
@@ -198,6 +199,8 @@ class PrefixIndex:
 
     def _usable(self, known: list[PrefixBlock]) -> list[PrefixBlock]:
         """As many of `known` as have, in each windowed group, all that the token behind them sees."""
+        if not any(self._windows):
+            return known
         runs = [0] * len(self._windows)  # blocks in a row, up to the one looked at, that are there
         best = 0
         for number, entry in enumerate(known):

@@ -131,6 +131,7 @@ class Promises(Generic[Holder]):
 
     def _keys(self, items: array[int], until: int) -> Iterator[bytes]:
         """The full blocks among the first `until` items, as what they are found by."""
-        size = self.block_size
-        for end in range(size, min(until, len(items)) + 1, size):
-            yield items[end - size : end].tobytes()
+        size = self.block_size * items.itemsize
+        raw = items.tobytes()
+        for end in range(size, min(until, len(items)) * items.itemsize + 1, size):
+            yield raw[end - size : end]

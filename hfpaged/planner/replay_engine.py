@@ -29,7 +29,7 @@ class ReplayEngine:
         self.variant, self._cost, self._time = variant, cost, time
         self.pool = BlockPool(variant.num_blocks)
         self.manager = BlockManager(self.pool, len(windows), variant.block_size, windows)
-        self.prefixes = PrefixCache(self.manager, windows, _quick_hash)
+        self.prefixes = PrefixCache(self.manager, windows, _quick_hash, remembered=0)
         self.root = self.prefixes.index.root([ExtraKey("model", "")]) if variant.prefix_sharing else None
         limits = Limits(variant.max_num_seqs, variant.max_num_batched_tokens, variant.watermark)
         self.scheduler = ReplayScheduler(self.manager, self.prefixes, windows, limits, by_priority=variant.by_priority)
@@ -149,6 +149,7 @@ class ReplayEngine:
         self.scheduler.remove(group)
         if not request.groups:
             self.stats.ended(request, self._time.seconds)
+            request.sequences.clear()  # which know the request: no circle is left to be found by the garbage collector
 
     def _context(self, work: list[Scheduled]) -> int:
         """Stored tokens that this step reads, those that it stores among them; they have their slots by now."""
