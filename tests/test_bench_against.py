@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import copy
-import http.server
 import json
-import socket
-import threading
-from contextlib import contextmanager
 
 import pytest
 import tiny_models
-import tiny_tokenizers
 import torch
+from bad_servers import MODELS, answering, tiny_with_chat
 from served import served
 
 from hfpaged import ContinuousBatcher, cli
 from hfpaged.bench import against, against_form, endpoint
-from hfpaged.bench.against_form import FORMS, form_for
+from hfpaged.bench.against_form import FORMS
 from hfpaged.bench.against_texts import judge
 from hfpaged.bench.batch_workload import Workload
 from hfpaged.bench.catalog import ROWS
 from hfpaged.bench.endpoint import Endpoint, EndpointError, reach
+from hfpaged.bench.kinds import KINDS
 from hfpaged.bench.result import Measured, Outcome, published
 from hfpaged.bench.serve_answers import Answer
 from hfpaged.bench.serve_client import Played
@@ -40,9 +36,7 @@ def no_key(monkeypatch):
 
 @pytest.fixture(scope="module")
 def tiny():
-    tokenizer = copy.deepcopy(tiny_tokenizers.byte_level())  # others know no template
-    tokenizer.chat_template = "{{ messages[0]['content'] }}"
-    return tiny_models.make("llama", vocab_size=len(tokenizer)).eval(), tokenizer
+    return tiny_with_chat()
 
 
 @pytest.fixture(scope="module")
@@ -70,42 +64,6 @@ def other(tiny):
         yield server
 
 
-@contextmanager
-def answering(answer):
-    """A server whose handler is `answer`; a plain one that speaks no OpenAI unless `answer` does."""
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self):
-            answer(self)
-
-        def do_POST(self):
-            self.body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            answer(self)
-
-        def log_message(self, *args):
-            pass
-
-        def say(self, status, data, **headers):
-            data = data if isinstance(data, bytes) else json.dumps(data).encode()
-            self.send_response(status)
-            for name, value in {"Content-Length": len(data), **headers}.items():
-                self.send_header(name, str(value))
-            self.end_headers()
-            self.wfile.write(data)
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_address[1]}"
-        finally:
-            server.shutdown()
-            thread.join()
-
-
-MODELS = {"data": [{"id": "first"}, {"id": "second"}]}
-
-
 def run(kind, folder, url, tmp_path, *words):
     path = tmp_path / "figures.json"
     code = cli.main(["bench", kind, "--quick", folder, "--against", url, "--json", str(path), *words])
@@ -117,7 +75,7 @@ def run(kind, folder, url, tmp_path, *words):
     [
         ("generate", "http-decode", FORMS[4]),
         ("prefix", "http-first-token", FORMS[3]),
-        ("batch", "http-batch,http-prefix", FORMS[0]),
+        ("batch", "http-batch", FORMS[0]),
     ],
 )
 def test_a_server_with_the_same_model_is_compared_by_http_on_both_sides(
@@ -192,148 +150,6 @@ def test_a_server_that_fails_in_the_middle_is_one_line_after_the_rows_that_are_d
     assert [row["name"] for row in json.loads(path.read_text())["rows"]] == ["waste"]
 
 
-def status(code):
-    return lambda handler: handler.say(code, {"error": "no"})
-
-
-def garbage(handler):
-    handler.say(200, b"<html>\xff it works")
-
-
-def nothing(handler):
-    handler.close_connection = True
-
-
-def no_models(handler):
-    handler.say(200, {"data": []})
-
-
-def redirect(handler):
-    handler.say(302, b"", Location="http://127.0.0.1:9/")
-
-
-def no_http(handler):
-    handler.wfile.write(b"SSH-2.0\r\n")
-    handler.close_connection = True
-
-
-@pytest.mark.parametrize(
-    ("answer", "words"),
-    [
-        (status(401), "answers 401 Unauthorized; give a key that it takes, by OPENAI_API_KEY or --against-key"),
-        (status(404), "answers 404 Not Found; give the URL of an OpenAI-compatible server, up to its /v1"),
-        (status(503), "answers 503 Service Unavailable; its log may say why"),
-        (redirect, "answers 302"),
-        (garbage, "gives no list of models but '<html>"),
-        (no_models, "lists no model"),
-        (nothing, "cannot be asked (Remote end closed connection"),
-        (no_http, "cannot be asked"),
-    ],
-)
-def test_what_is_no_such_server_is_one_line_before_anything_is_loaded(answer, words, capsys):
-    with answering(answer) as url:
-        assert cli.main(["bench", "batch", "./no-such-model", "--against", url]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert words in line
-    assert f"{url}/v1/models" in line
-
-
-def test_where_nobody_listens_and_where_nobody_answers(monkeypatch):
-    with socket.socket() as silent:
-        silent.bind(("127.0.0.1", 0))
-        port = silent.getsockname()[1]
-        with pytest.raises(EndpointError, match="is a server running there"):
-            reach(f"http://127.0.0.1:{port}")
-        silent.listen()
-        monkeypatch.setattr(endpoint, "PATIENCE", 0.2)
-        with pytest.raises(EndpointError, match="timed out"):
-            reach(f"http://127.0.0.1:{port}")
-
-
-@pytest.mark.parametrize("url", ["localhost:9000", "ftp://host", "http://", "http://me:secret@host", ""])
-def test_what_is_no_url_is_refused_without_telling_a_secret(url, capsys):
-    assert cli.main(["bench", "generate", "--against", url]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "give a URL as http://localhost:9000" in line
-    assert "secret" not in line
-
-
-def test_a_key_may_end_with_a_line_break_and_have_none_inside(capsys):
-    seen = []
-
-    def answer(handler):
-        seen.append(handler.headers["Authorization"])
-        handler.say(200, MODELS)
-
-    with answering(answer) as url:
-        assert reach(url, "secret\n").key == "secret"
-        assert reach(url, " ").key is None
-        assert cli.main(["bench", "batch", "--against", url, "--against-key", "se\ncret"]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "characters that no HTTP header can have" in line
-    assert "cret" not in line
-    assert seen == ["Bearer secret", None]
-
-
-def test_the_first_model_is_taken_or_the_one_that_is_named():
-    with answering(lambda handler: handler.say(200, MODELS)) as url:
-        assert reach(url).model == "first"
-        assert reach(f"{url}/v1/", model="second").model == "second"
-        with pytest.raises(ValueError, match="no such model; it has first, second"):
-            reach(url, model="third")
-        assert reach(url).salt != reach(url).salt
-
-
-def stream(text, tokens=None):
-    events = [{"choices": [{"text": part}]} for part in text]
-    events += [] if tokens is None else [{"choices": [], "usage": {"completion_tokens": tokens}}]
-    return b"".join(b"data: " + json.dumps(event).encode() + b"\n\n" for event in events) + b"data: [DONE]\n\n"
-
-
-@pytest.mark.parametrize(
-    ("refused", "form"),
-    [
-        (lambda body: False, 0),
-        (lambda body: isinstance(body["prompt"], list), 1),
-        (lambda body: "ignore_eos" in body, 2),
-        (lambda body: "ignore_eos" in body or "stream_options" in body, 3),
-    ],
-)
-def test_a_server_is_asked_in_a_form_that_it_takes(refused, form, tiny):
-    def answer(handler):
-        handler.say(*((400, {"error": "unknown field"}) if refused(handler.body) else (200, stream("ab"))))
-
-    with answering(answer) as url:
-        assert form_for(Endpoint(url, "m"), tiny[1], PROMPT) is FORMS[form]
-
-
-@pytest.mark.parametrize(
-    ("answer", "words"),
-    [
-        (status(401), "give a key that it takes"),
-        (status(404), "give the URL of an OpenAI-compatible server"),
-        (garbage, "gave no text"),
-        (lambda handler: handler.say(200, b"data: {oops\n\n"), "streams no events of completions"),
-        (lambda handler: handler.say(200, b"data: [1]\n\n"), "streams no events of completions"),
-        (nothing, "the server answered ''"),
-        (no_http, "the server answered 'SSH-2.0"),
-    ],
-)
-def test_completions_that_are_none_are_an_error_with_the_servers_words(answer, words, tiny):
-    with answering(answer) as url, pytest.raises(EndpointError, match=words):
-        form_for(Endpoint(url, "m"), tiny[1], PROMPT)
-
-
-def test_a_server_that_never_answers_is_waited_for_no_longer_than_patience(tiny, monkeypatch):
-    monkeypatch.setattr(against_form, "PATIENCE", 0.5)
-    monkeypatch.setattr(against_form, "FORMS", FORMS[:1])
-    done = threading.Event()
-    with answering(lambda handler: done.wait(20)) as url:
-        with pytest.raises(EndpointError, match=r"has not answered all 1 requests in 0\.5 s"):
-            form_for(Endpoint(url, "m"), tiny[1], PROMPT)
-        done.set()
-
-
 def played(*texts, tokens=None):
     return Played([Answer(0.0, 2.0, [(1.0, text)], tokens) for text in texts], 0.1)
 
@@ -372,20 +188,6 @@ def test_a_server_that_overhears_ignore_eos_is_asked_again_with_other_prompts(ti
     assert (measured.same_tokens, measured.value, measured.plain) == (True, 1.0, 3.0)
 
 
-def test_chat_is_for_servers_that_have_nothing_else(tiny):
-    def answer(handler):
-        is_chat = handler.path == "/v1/chat/completions"
-        handler.say(*((200, stream("ab")) if is_chat and handler.body["messages"] else (404, {})))
-
-    tokenizer = copy.deepcopy(tiny[1])
-    tokenizer.chat_template = None
-    with answering(answer) as url:
-        with pytest.raises(EndpointError, match=r"/v1/completions: .* 404 Not Found"):
-            form_for(Endpoint(url, "m"), tokenizer, PROMPT)
-        tokenizer.chat_template = "{{ messages }}"
-        assert form_for(Endpoint(url, "m"), tokenizer, PROMPT).name == "chat"
-
-
 def endpoint_of(salt):
     return Endpoint("http://a", "b", salt=salt)
 
@@ -422,10 +224,11 @@ def test_an_answer_in_one_piece_has_no_speed_of_decoding():
 
 
 def test_a_model_without_a_tokenizer_is_not_measured(tiny):
-    for row in ROWS:
-        if row.needs_server:
-            measured = row.load()(Setting(tiny[0], None, 1, True, Endpoint("http://a", "b")), row.shape.quick())
-            assert "no tokenizer" in measured.note
+    rows = [row for row in KINDS[-1].rows if row.needs_server]
+    assert len(rows) == 4
+    for row in rows:
+        measured = row.load()(Setting(tiny[0], None, 1, True, Endpoint("http://a", "b")), row.shape.quick())
+        assert "no tokenizer" in measured.note
 
 
 def test_rows_of_one_server_are_void_together_and_leave_those_in_process_alone():
