@@ -121,7 +121,7 @@ def outcomes(*values):
     ]
 
 
-HEADER = {"model": "m", "dtype": "float32", "device": "cpu", "threads": 1}
+HEADER = {"model": "$m_$", "dtype": "float32", "device": "cpu", "threads": 1}
 
 
 def test_each_unit_has_a_panel_with_bars_spreads_and_targets(tmp_path, monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from rich.console import Console
 
 from hfpaged.bench import report
 from hfpaged.bench.batch_rows import BATCH_ROWS
@@ -165,6 +166,16 @@ def test_each_row_knows_which_way_is_better():
         "int4-ppl-hqq", "int4-ppl-quanto", "int8-bytes-hqq", "int4-bytes-hqq", "int4-bytes-quanto", "http", "loop",
         "between",
     }  # fmt: skip
+
+
+def test_a_note_that_quotes_a_model_is_no_markup(capsys):
+    row = ROW["http-decode"]
+    said = "parts after 3 of 9 characters: '[/INST] [bold'"
+    measured = Measured(2.0, same_tokens=False, rival="http://[::1]:9", difference=said)
+    Console(width=200).print(report.table([Outcome(row, row.shape, measured)]))
+    out = capsys.readouterr().out
+    assert said in " ".join(out.split())
+    assert "http://[::1]:9" in out
 
 
 def test_withheld_figures_leave_no_runs_behind_and_say_how_tokens_differ():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from rich.markup import escape
 from rich.table import Table
 
 from hfpaged.bench.comparison import Change, Comparison, Finding
@@ -13,7 +14,7 @@ from hfpaged.bench.figures_file import Figure
 def table(comparison: Comparison) -> Table:
     """One line for each row that both have."""
     old, new = comparison.old.source, comparison.new.source
-    result = Table(title=f"{old} and {new}", title_justify="left")
+    result = Table(title=escape(f"{old} and {new}"), title_justify="left")
     result.add_column("row", no_wrap=True)
     result.add_column("what")
     for name in ("old", "spread", "new", "spread", "change"):
@@ -21,10 +22,8 @@ def table(comparison: Comparison) -> Table:
     result.add_column("finding", no_wrap=True)
     result.add_column("why")
     for change in comparison.changes:
-        result.add_row(
-            change.new.name, change.new.what, *_value(change.old), *_value(change.new), _size(change),
-            change.finding.value, change.reason,
-        )  # fmt: skip
+        cells = (change.new.name, change.new.what, *_value(change.old), *_value(change.new), _size(change))
+        result.add_row(*map(escape, (*cells, change.finding.value, change.reason)))
     return result
 
 

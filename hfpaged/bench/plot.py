@@ -25,7 +25,7 @@ def draw(path: str, found: Conclusion) -> None:
     panels = _panels(published(found.outcomes))
     heights = [ROW * len(bars) + REST for bars in panels.values()] or [REST]
     figure = new_figure(9, sum(heights))
-    figure.suptitle(_title(found), fontsize=9)
+    figure.suptitle(_title(found), fontsize=9, parse_math=False)
     axes = figure.subplots(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0]
     for panel, (unit, bars) in zip(axes, panels.items(), strict=False):
         _draw_panel(panel, unit, bars)

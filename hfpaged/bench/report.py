@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from rich.markup import escape
 from rich.table import Table
 
 from hfpaged.bench.result import Measured, Outcome, differing, missed, published
@@ -17,7 +18,8 @@ NONE_JUDGED = "none that has a target was measured"
 def table(outcomes: Sequence[Outcome]) -> Table:
     """One line for each row; a value is hfpaged over transformers unless its row says otherwise."""
     rivals = sorted({outcome.measured.rival for outcome in outcomes} - {""})
-    result = Table(title=f"{' or '.join(['Plain transformers', *rivals])} and hfpaged", title_justify="left")
+    title = f"{' or '.join(['Plain transformers', *rivals])} and hfpaged"
+    result = Table(title=escape(title), title_justify="left")
     result.add_column("row", no_wrap=True)
     result.add_column("what")
     for name in ("other side" if rivals else "transformers", "hfpaged", "result", "spread", "target"):
@@ -25,7 +27,7 @@ def table(outcomes: Sequence[Outcome]) -> Table:
     result.add_column("")
     result.add_column("note")
     for outcome in published(outcomes):
-        result.add_row(*_cells(outcome))
+        result.add_row(*map(escape, _cells(outcome)))  # a note may quote a model, which says [/INST] for one
     return result
 
 
