@@ -6,7 +6,7 @@ import gc
 import random
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from transformers import PreTrainedModel
 
@@ -20,6 +20,7 @@ from hfpaged.stress.facts import Facts, LeakedBlock
 from hfpaged.stress.load import Load
 from hfpaged.stress.mix import Lengths, Mix
 from hfpaged.stress.native import Checker
+from hfpaged.stress.verdict import grows
 from hfpaged.stress.watch import Watch, heap
 
 LEAST_GROWN = 100  # objects of one type: fewer are noise
@@ -78,8 +79,7 @@ class Stress:
         in_flight = self._load.in_flight
         leaked = self._end()
         last = watch.sample()
-        grown = heap() - (self._heap or Counter()) if self._heap else Counter[str]()
-        return Facts(
+        facts = Facts(
             seconds=last.seconds, planned=self._plan.seconds, received=counts.received, finished=counts.finished,
             aborted=counts.aborted, rejected=counts.rejected, failed=counts.failed, in_flight=in_flight,
             own_counts=self._own_counts, kinds=counts.kinds, tokens=watch.tokens, steps=watch.steps,
@@ -89,9 +89,15 @@ class Stress:
             per_token=watch.per_token, checked=self.checker.checked, close=self.checker.close,
             differences=[str(each) for each in self.checker.differences], errors=self._load.errors,
             broken=self._broken, leaked=leaked,
-            grown=[(name, count) for name, count in grown.most_common(5) if count >= LEAST_GROWN],
+            grown=[],
             other_rounds=self._others.rounds, other_out_of_blocks=self._others.out_of_blocks,
         )  # fmt: skip
+        return replace(facts, grown=self._grown()) if facts.resident and grows(facts.resident) else facts
+
+    def _grown(self) -> list[tuple[str, int]]:
+        """Types of objects of which there are more than after the warm-up."""
+        more = heap() - (self._heap or Counter()) if self._heap else Counter[str]()
+        return [(name, count) for name, count in more.most_common(5) if count >= LEAST_GROWN]
 
     def _tell_and_count(self, load: Load) -> None:
         if self._heap is None and load.watch.seconds >= self._plan.seconds / 3:
