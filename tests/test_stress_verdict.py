@@ -56,6 +56,7 @@ def test_a_clean_run_has_no_finding_and_says_so():
         ({"own_counts": {"received": 100, "finished": 79, "aborted": 13, "rejected": 8}}, "counters"),
         ({"recomputed": 0.11}, "thrash"),
         ({"peak": 0.89}, "unfilled"),
+        ({"checked": 0}, "unfilled"),
         ({"per_token": [0.01] * 40 + [0.02] * 40}, "slower"),
     ],
 )

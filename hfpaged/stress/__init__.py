@@ -65,7 +65,7 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: as torch chooses)")
     parser.add_argument("--kv-dtype", default="auto", metavar="FORMAT", help="KV format of the pool (default: auto)")
     parser.add_argument(
-        "--memory", metavar="SIZE", help="of the pool, 2GiB say (default: 256 tokens for each sequence)"
+        "--memory", metavar="SIZE", help="of the pool, 2GiB say (default: 128 tokens for each sequence)"
     )
     parser.add_argument("--num-blocks", type=int, metavar="N", help="instead: blocks of the pool")
     parser.add_argument("--block-size", type=int, default=16, metavar="N", help="tokens per block (default: 16)")

@@ -13,7 +13,7 @@ from hfpaged.stress.caches import OtherCaches
 from hfpaged.stress.mix import Attempt, Mix
 from hfpaged.stress.native import Checker
 from hfpaged.stress.share import TimeShare
-from hfpaged.stress.watch import Watch
+from hfpaged.stress.watch import FULL, Watch
 
 WAITING = 4  # requests beyond those that run: one is always there when blocks come back
 OTHERS, CHECKS = 0.1, 0.05  # of the time: generate() with other caches, integrity checks
@@ -92,7 +92,7 @@ class Load:
     def _fill(self) -> None:
         most = self._batcher.limits["max_num_seqs"] + WAITING
         while sum(attempt.sequences for attempt in self._in_flight.values()) < most:
-            self._add(self._mix.attempt())
+            self._add(self._mix.attempt(fills=self.watch.peak < FULL))
 
     def _add(self, attempt: Attempt) -> None:
         self.counts.received += 1

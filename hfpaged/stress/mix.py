@@ -73,10 +73,10 @@ class Mix:
         self._several = (2, min(3, most_sequences))
         self._prefixes = [self._prefix() for _ in range(PREFIXES)]
 
-    def attempt(self) -> Attempt:
-        """The next request."""
+    def attempt(self, fills: bool = False) -> Attempt:
+        """The next request, of any kind, or with `fills` one that takes blocks at once."""
         rng = self._rng
-        (kind,) = rng.choices(list(self._weights), list(self._weights.values()))
+        (kind,) = ["long prompt"] if fills else rng.choices(list(self._weights), list(self._weights.values()))
         length = self.lengths.draw(rng)
         abort_after = rng.randrange(1, length + 2) if rng.random() < ABORTED else None
         if rng.random() < 1 / PREFIX_LIVES:

@@ -25,7 +25,7 @@ from hfpaged.stress.progress import progress
 from hfpaged.stress.subject import Plan, Stress
 from hfpaged.stress.verdict import Finding, judge
 
-TOKENS_EACH = 256  # of the pool for each sequence, where no size is given
+TOKENS_EACH = 128  # of the pool for each sequence, where no size is given
 ALPHABET = 4096  # different tokens that prompts are made of
 STEP_TOKENS = 1024
 

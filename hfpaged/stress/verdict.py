@@ -122,3 +122,6 @@ def _unfilled(facts: Facts) -> Iterator[Finding]:
             f"at most {100 * facts.peak:.0f} % of the pool was in use, and below {100 * FULL:.0f} % nothing is proven"
         )
         yield Finding("unfilled", text, "a smaller --memory, more --max-num-seqs, a longer --context, or more time")
+    elif not facts.checked:
+        text = f"{facts.finished} requests finished and none was computed again, so that no token is proven"
+        yield Finding("unfilled", text, "more time, or a shorter --length")
