@@ -236,8 +236,8 @@ def test_work_beside_requests_takes_no_more_than_its_share_of_the_time():
         busy += seconds
         clock.earn(seconds)
         if clock.is_earned:
-            took = 0.0005 * clock.tokens + 0.004
-            clock.spend(clock.tokens, took)
+            took = 0.0005 * clock.tokens + 0.004 * (1 + number % 3)
+            clock.spend(clock.tokens, took, beside=True)
             spent += took
     assert 0.5 * spare_time.BUSY_SHARE < spent / busy <= 1.01 * spare_time.BUSY_SHARE
     assert spare_time.FEWEST < clock.tokens < spare_time.MOST
@@ -247,12 +247,24 @@ def test_a_piece_is_as_long_as_the_speed_allows_within_bounds():
     clock = spare_time.SpareTime()
     assert clock.tokens == spare_time.FEWEST
     assert not clock.is_earned
-    clock.spend(8, 8 * spare_time.PIECE_SECONDS / 100)
+    clock.spend(8, 8 * spare_time.PIECE_SECONDS / 100, beside=False)
     assert clock.tokens == 100
-    clock.spend(8, 60.0)
+    clock.spend(8, 60.0, beside=False)
     assert clock.tokens == spare_time.FEWEST
-    clock.spend(512, 0.0)
+    clock.spend(512, 0.0, beside=False)
     assert clock.tokens == spare_time.MOST
+
+
+def test_a_piece_that_takes_longer_than_was_earned_is_paid_for():
+    clock = spare_time.SpareTime()
+    clock.earn(1.0)
+    assert clock.is_earned
+    clock.spend(8, 5.0, beside=True)
+    clock.spend(512, 0.001, beside=False)  # idle time pays nothing, and costs nothing
+    clock.earn(4.9 / spare_time.BUSY_SHARE)
+    assert not clock.is_earned
+    clock.earn(0.2 / spare_time.BUSY_SHARE)
+    assert clock.is_earned
 
 
 # What is left out

@@ -84,12 +84,16 @@ class Shadow:
         """A step took so long: perhaps it has earned a piece of work. It never raises but for Ctrl-C."""
         self._time.earn(seconds)
         if self._waiting and self._time.is_earned:
-            self.work()
+            self._work(beside=True)
 
     def work(self) -> bool:
         """One piece; whether there was any. It never raises but for Ctrl-C."""
         if not self._waiting:
             return False
+        self._work(beside=False)
+        return True
+
+    def _work(self, *, beside: bool) -> None:
         began, first = time.perf_counter(), self._waiting[0]
         reason, tokens = "", 0
         try:
@@ -104,11 +108,9 @@ class Shadow:
             reason = "error"
         seconds = time.perf_counter() - began
         self._seconds += seconds
-        if tokens:
-            self._time.spend(tokens, seconds)
+        self._time.spend(tokens, seconds, beside=beside)
         if reason or (self._run is not None and self._run.is_done):
             self._close_first(reason)
-        return True
 
     def give_up(self) -> None:
         """Nobody makes steps any more: what waits goes."""

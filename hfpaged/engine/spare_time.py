@@ -32,10 +32,14 @@ class SpareTime:
             return FEWEST
         return max(FEWEST, min(MOST, int(PIECE_SECONDS / self._per_token)))
 
-    def spend(self, tokens: int, seconds: float) -> None:
-        """A piece beside the requests, or while there were none."""
-        self._per_token = max(seconds, 1e-9) / max(tokens, 1)
-        self._credit = max(self._credit - seconds, -PIECE_SECONDS)
+    def spend(self, tokens: int, seconds: float, *, beside: bool) -> None:
+        """A piece took so long, `beside` the requests or while there were none. One that took longer than was earned
+        is paid for by waiting longer.
+        """
+        if tokens:
+            self._per_token = max(seconds, 1e-9) / tokens
+        if beside:
+            self._credit -= seconds
 
     @property
     def _cost(self) -> float:
