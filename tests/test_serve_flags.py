@@ -12,7 +12,7 @@ import pytest
 import hfpaged.serve
 from hfpaged import ContinuousBatcher, cli
 from hfpaged.errors import InvalidConfigError
-from hfpaged.serve import ServeOptions, command, flag_types
+from hfpaged.serve import ServeOptions, command, flag_types, start_report
 
 
 def parsed(*words):
@@ -172,3 +172,32 @@ def test_a_model_that_a_flag_has_swallowed_is_not_the_demo_model(tmp_path):
     assert command.options_of(parsed(str(tmp_path), "--served-model-name", "mine", "my/other")).served_model_names == (
         "mine", "my/other",
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "share"), [("1%", 0.01), ("0.01", 0.01), ("100 %", 1.0), ("1", 1.0), (" 0.5% ", 0.005)]
+)
+def test_a_share_of_the_requests_is_a_percentage_or_a_part_of_one(text, share):
+    assert flag_types.sample(text) == pytest.approx(share)
+    assert command.sizes_of(parsed("--shadow", text, "--kv-cache-dtype", "int8"))["shadow"] == pytest.approx(share)
+
+
+@pytest.mark.parametrize("text", ["0", "0%", "-1%", "1.5", "150%", "nan", "some", "%", ""])
+def test_a_share_of_the_requests_that_cannot_be_is_refused(text):
+    with pytest.raises(argparse.ArgumentTypeError, match=r"write 1% or 0\.01, more than 0 and at most 100%"):
+        flag_types.sample(text)
+
+
+def test_shadowing_a_native_cache_is_refused_before_a_model_is_loaded(capsys):
+    assert cli.main(["serve", "no-such-model", "--shadow", "1%"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "--shadow 0.01 compares a quantized KV cache with the native one" in line
+    assert "give --kv-cache-dtype int8" in line
+
+
+def test_the_start_tells_of_shadow_decoding_where_it_is_on():
+    told = dict.fromkeys(("weights_bytes", "pool_bytes", "num_blocks", "block_size", "pool_tokens", "max_num_seqs"), 1)
+    told |= {"activation_peak_bytes": None, "kv_format": "int8", "max_model_len": None, "requests_of_max_length": None}
+    told |= {"tenants": 0, "url": "http://127.0.0.1:1"}
+    assert ("shadow decoding", "1 % of the requests") in start_report._rows(told | {"shadow": 0.01})
+    assert "shadow decoding" not in dict(start_report._rows(told | {"shadow": 0.0}))

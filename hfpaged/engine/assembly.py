@@ -101,6 +101,7 @@ class Assembly:
             "adapters": self.router.describe(),
             "prefix_sharing": self.engine.shares_prefixes,
             "prompts": "whole" if self.runner.whole_prompts else "in chunks",
+            "shadow": self.spec.shadow,
             "requests_of_max_length": self._most_of_max_length(),
             "activation_bytes": None if self.sizing is None else self.sizing.activations,
             "sizing": "given" if self.sizing is None else str(self.sizing),

@@ -32,6 +32,7 @@ def figures(batcher: ContinuousBatcher, options: ServeOptions, url: str) -> dict
         "max_model_len": told["max_model_len"],
         "requests_of_max_length": told["requests_of_max_length"],
         "max_num_seqs": told["max_num_seqs"],
+        "shadow": told["shadow"],
         "tenants": len(options.api_keys),
         "url": url,
     }
@@ -62,6 +63,7 @@ def _rows(told: dict[str, Any]) -> list[tuple[str, str]]:
         ("tokens", f"{told['pool_tokens']:,}"),
         ("requests that fit", _fitting(told["requests_of_max_length"], told["max_model_len"])),
         ("sequences in a step", f"at most {told['max_num_seqs']:,}"),
+        *([("shadow decoding", f"{100 * told['shadow']:g} % of the requests")] if told["shadow"] else []),
         ("API keys", f"{told['tenants']}" if told["tenants"] else "none: everybody is let in"),
         ("address", told["url"]),
     ]
