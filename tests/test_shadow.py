@@ -371,6 +371,27 @@ def test_interrupted_steps_show_a_position_twice_and_it_counts_once(model):
     assert (capture.rows, room.taken) == ({}, 0)
 
 
+def test_ctrl_c_in_the_middle_of_a_piece_changes_no_figure(plain, model):
+    batcher = batcher_of(model)
+    outputs = batcher.generate(TWO, logprobs=VOCAB, **GREEDY)
+    layers = list(model.model.layers)
+    calls = []
+
+    def interrupt(module, args):
+        calls.append(module)
+        if len(calls) == 3:  # the first layer has the piece, this one not
+            raise KeyboardInterrupt
+
+    handle = layers[1].register_forward_pre_hook(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        finish(batcher)
+    handle.remove()
+    kl, agrees = expected(plain, outputs)
+    seen = Seen(batcher)
+    assert (seen.requests, seen.agreed) == (2, agrees.sum())
+    assert seen.kl.sum == pytest.approx(float(kl.sum()), rel=1e-3)
+
+
 def test_of_a_long_answer_each_position_is_as_likely_to_be_kept():
     kept = torch.zeros(200)
     room = Room(10**9)

@@ -106,6 +106,9 @@ class Shadow:
         except Exception as error:
             logger.warning("shadow: the native run of a request failed with %s; it is left out", type(error).__name__)
             reason = "error"
+        except BaseException:  # Ctrl-C: some layers may have the piece by now, so it begins anew
+            self._run = None
+            raise
         seconds = time.perf_counter() - began
         self._seconds += seconds
         self._time.spend(tokens, seconds, beside=beside)
@@ -145,7 +148,7 @@ class Shadow:
         model = compat.transformers_model(self._router.model)
         if self._run is None:
             self._run = NativeRun(model, first.tokens, first.capture.rows)
-        tokens = self._run.advance(self._time.tokens)
+        tokens = 0 if self._run.is_done else self._run.advance(self._time.tokens)  # Ctrl-C came behind it
         size = self._run.cache_bytes
         if size > MOST_CACHE_BYTES:
             return tokens, "too_long"
