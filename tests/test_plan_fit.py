@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from plan_cases import GB, GIB, case, llama
 
+from hfpaged.engine.block_needs import BlockNeeds
 from hfpaged.errors import InvalidConfigError
 from hfpaged.planner.case import Workload
 from hfpaged.planner.fit import MANY, fit
@@ -86,6 +87,27 @@ def test_a_window_that_has_left_the_prefix_behind_shares_none_of_it():
     window = LayerKV("sliding", 32, 128, 128, window=64)
     facts = llama(layers=(window,) * 32)
     assert fit(case(facts, concurrency=8, shared_prefix=512)).needed == fit(case(facts, concurrency=8)).needed
+
+
+@pytest.mark.parametrize("budget", [16, 100, 4096])
+@pytest.mark.parametrize("tokens", [1, 64, 65, 300, 5000])
+def test_what_fits_alone_is_what_a_server_does_not_refuse(tokens, budget):
+    windows = llama(layers=(LayerKV("sliding", 4, 128, 128, window=64), LayerKV("full", 4, 128, 128)))
+    found = fit(case(windows, prompt=tokens, output=0, concurrency=1, token_budget=budget))
+    needs = BlockNeeds(found.layout.windows, found.layout.block_size, budget)
+    assert found.needed == needs.at_most(tokens, 0) * found.layout.block_bytes
+    asked = found.case.choosing(pool=found.needed)
+    assert fit(asked).sequences >= 1
+    assert fit(asked).longest >= tokens
+    assert not fit(asked.choosing(pool=found.needed - 1)).fits
+
+
+def test_what_passes_through_windows_is_there_once_and_only_for_prompts():
+    windows = llama(layers=(LayerKV("sliding", 4, 128, 128, window=64),) * 32)
+    one, ten = (fit(case(windows, prompt=4096, output=64, concurrency=count)) for count in (1, 10))
+    assert one.passing == one.needed - one.request > 200 * one.layout.block_bytes
+    assert ten.needed == 10 * one.request + one.passing
+    assert fit(case()).passing == 0
 
 
 def test_states_are_kept_for_each_sequence_and_none_of_them_grows():

@@ -72,10 +72,12 @@ def free_device(found: Fit) -> Iterator[Change]:
 
 
 def smaller_budget(found: Fit) -> Iterator[Change]:
-    """The largest token budget with which it fits, else the least: the activations of a step shrink with it."""
+    """The largest token budget with which it fits, else the least: the activations of a step shrink with it, and what
+    prompts take beyond windows.
+    """
     budget = found.case.choices.token_budget // 2
     halved = 1
-    while budget >= LEAST_BUDGET and found.case.choices.pool is None:
+    while budget >= LEAST_BUDGET and (found.case.choices.pool is None or found.passing):
         better = found.case.choosing(token_budget=budget)
         if fit(better).fits or budget // 2 < LEAST_BUDGET:
             title = f"--token-budget {budget}"

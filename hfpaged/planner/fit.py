@@ -63,8 +63,13 @@ class Fit:
 
     @property
     def request(self) -> int:
-        """One request, alone."""
-        return self.kv_bytes(self.case.workload.tokens, 1)
+        """One request, once its prompt is computed."""
+        return self.layout.sequence_bytes(self.case.workload.tokens) + self._cross()
+
+    @property
+    def passing(self) -> int:
+        """What windows take besides, while a prompt is computed."""
+        return self._passing(self.case.workload.tokens) * self.layout.block_bytes
 
     @property
     def needed(self) -> int:
@@ -91,20 +96,28 @@ class Fit:
         return low
 
     def kv_bytes(self, tokens: int, count: int) -> int:
-        """Of `count` requests of `tokens` tokens: blocks of a common prefix once."""
+        """Of `count` requests of `tokens` tokens: blocks of a common prefix once, and what passes through windows."""
         shared, own = self._blocks(tokens)
-        return (shared + own * count) * self.layout.block_bytes + self.beside(tokens) * count
+        blocks = shared + own * count + self._passing(tokens)
+        return blocks * self.layout.block_bytes + self.beside(tokens) * count
 
     def beside(self, tokens: int) -> int:
         """Of one sequence, outside of blocks: whole sequences less their blocks, and what an encoder read."""
         in_blocks = self.layout.blocks(tokens) * self.layout.block_bytes
-        cross = self.case.sizes.cross(self.case.workload.encoder, self.case.choices)
-        return self.layout.sequence_bytes(tokens) - in_blocks + cross
+        return self.layout.sequence_bytes(tokens) - in_blocks + self._cross()
+
+    def _cross(self) -> int:
+        return self.case.sizes.cross(self.case.workload.encoder, self.case.choices)
+
+    def _passing(self, tokens: int) -> int:
+        """Blocks of one request's prompt, for which others wait. A window that was asked for counts it already."""
+        choices = self.case.choices
+        return 0 if choices.window is not None else self.layout.passing_blocks(tokens, choices.token_budget)
 
     def _count(self, tokens: int) -> int:
         shared, own = self._blocks(tokens)
         each = own * self.layout.block_bytes + self.beside(tokens)
-        left = self.pool - shared * self.layout.block_bytes
+        left = self.pool - (shared + self._passing(tokens)) * self.layout.block_bytes
         if left < 0:
             return 0
         return min(left // each, MANY) if each else MANY

@@ -24,6 +24,15 @@ class PoolLayout:
         """The most blocks, in all groups, of one sequence that has grown to `tokens` stored tokens."""
         return sum(self._group_blocks(tokens, window) for window in self.windows)
 
+    def passing_blocks(self, tokens: int, step: int) -> int:
+        """Blocks beyond `blocks` that one such sequence needs while its prompt is computed, `step` tokens at once: what
+        has left a window goes back after the step. A server refuses a request that has no room for them, see
+        hfpaged.engine.block_needs.
+        """
+        held = (min(tokens, window + step + self.block_size) for window in self.windows if window is not None)
+        most = sum(-(-length // self.block_size) for length in held)
+        return most - sum(self._group_blocks(tokens, window) for window in self.windows if window is not None)
+
     def sequence_bytes(self, tokens: int) -> int:
         """Bytes of one sequence, rounded up to blocks."""
         beside = self.state_bytes + self.residual_bytes + tokens * self.token_bytes

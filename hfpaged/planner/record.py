@@ -57,6 +57,7 @@ def _kv(found: Fit) -> dict[str, Any]:
         "residual_bytes": layout.residual_bytes,
         "token_bytes": layout.token_bytes,
         "request_bytes": found.request,
+        "prompt_passing_bytes": found.passing,
         "needed_bytes": found.needed,
     }
 
