@@ -9,10 +9,11 @@ import os
 import family_models
 import pytest
 import torch
+import transformers
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
 
 from hfpaged import model_classes
-from hfpaged.planner.compared_families import ERRORS, NEAR, told
+from hfpaged.planner.compared_families import COMPARED, ERRORS, NEAR, told
 from hfpaged.planner.model_reading import facts_of
 from hfpaged.planner.parameters import count
 
@@ -105,9 +106,14 @@ def of_default(model_type):
     return count(facts_of(values, model_type)).total, model.num_parameters()
 
 
+# Their classes have changed between the transformers that were compared and older ones.
+CHANGED = {"idefics3", "longcat_flash", "smolvlm"}
+IS_COMPARED = transformers.__version__ == COMPARED
+
+
 def some(families):
     """Every third one of those that this transformers has, as all take a minute; HFPAGED_ALL_FAMILIES=1 takes all."""
-    known = sorted(set(families) & set(CONFIG_MAPPING))
+    known = sorted(set(families) & set(CONFIG_MAPPING) - (set() if IS_COMPARED else CHANGED))
     return known if os.environ.get("HFPAGED_ALL_FAMILIES") else known[::3]
 
 
