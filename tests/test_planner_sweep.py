@@ -193,6 +193,23 @@ def test_a_file_that_cannot_be_written_is_refused_first(files, capsys, name, rea
     assert reason in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        (("--device", "4GiB"), "leave no room for a pool"),
+        (("--device", "80GiB", "--for", "serve"), "use one of the two"),
+    ],
+)
+def test_what_cannot_be_swept_is_refused(files, capsys, flags, reason):
+    assert cli.main(["plan", str(files), "--sweep", *flags]) == 2
+    assert reason in capsys.readouterr().err
+
+
+def test_the_last_line_says_what_fits(files, capsys):
+    assert plan(files, "--sweep") == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "5 requests of 512 tokens or 1 request of 2,048 tokens at once"
+
+
 def test_a_sweep_imports_no_torch(files):
     code = (
         "import sys; from hfpaged import cli; code = cli.main(sys.argv[1:]); "

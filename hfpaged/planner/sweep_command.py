@@ -8,6 +8,8 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from hfpaged.errors import InvalidConfigError
+
 if TYPE_CHECKING:
     from hfpaged.planner.fit import Fit
     from hfpaged.planner.sweep_hits import HitsByPool
@@ -25,14 +27,12 @@ def add_flags(group: argparse._ArgumentGroup) -> None:
 def run(args: argparse.Namespace, found: Fit) -> int:
     """Print the sweep, and draw it. Raises InvalidConfigError, TraceError."""
     from hfpaged.planner.sweep import concurrency
-    from hfpaged.planner.sweep_plot import check_file
     from hfpaged.planner.sweep_report import Sweep, show, write
 
-    if args.sweep:
-        check_file(args.sweep)
+    _check(args, found)
     hits, skipped = _hits(args, found) if args.replay is not None else (None, 0)
     machine, facts = found.case.machine, found.case.sizes.facts
-    sweep = Sweep(facts.name, machine.name, max(0, found.pool), concurrency(found), hits, skipped)
+    sweep = Sweep(facts.name, machine.name, found.pool, concurrency(found), hits, skipped)
     if args.sweep:  # before anything is printed, as a reader may go away
         write(sweep, args.sweep)
     if args.json:
@@ -42,6 +42,23 @@ def run(args: argparse.Namespace, found: Fit) -> int:
     if args.sweep:
         print(f"written to {args.sweep}", file=sys.stderr)
     return 0
+
+
+def _check(args: argparse.Namespace, found: Fit) -> None:
+    """Before anything long is begun. Raises InvalidConfigError."""
+    from hfpaged.config import format_bytes
+    from hfpaged.planner.sweep_plot import check_file
+
+    if args.sweep:
+        check_file(args.sweep)
+    if args.target:
+        raise InvalidConfigError(f"--sweep shows many plans, and --for {args.target} writes one; use one of the two")
+    if found.pool <= 0:
+        raise InvalidConfigError(
+            f"weights and activations leave no room for a pool on {found.case.machine.name} (short by "
+            f"{format_bytes(-found.pool)}): there is nothing to sweep; give another --device, or the pool by "
+            "--kv-cache-memory"
+        )
 
 
 def _hits(args: argparse.Namespace, found: Fit) -> tuple[HitsByPool, int]:

@@ -107,7 +107,7 @@ def hits_by_pool(trace: Trace, found: Fit, told: Callable[[int], None] | None = 
     curve = miss_ratio_curve(trace, told)
     beside = USUAL_SEQUENCES * found.layout.residual_bytes
     sizes = _token_bytes(found.layout)
-    return HitsByPool(curve, max(0, found.pool), found.case.choices.kv_format, sizes, beside, _others(found))
+    return HitsByPool(curve, found.pool, found.case.choices.kv_format, sizes, beside, _others(found))
 
 
 def sentences(hits: HitsByPool) -> Iterator[str]:

@@ -21,7 +21,7 @@ def replayed(trace: Trace, found: Fit, cost: str | None, jobs: int) -> dict[int,
     requests, and none of pools that are too small for one of them. Raises InvalidConfigError for a cost that cannot be
     read, and KeyboardInterrupt.
     """
-    variants = _variants(found) if found.pool > 0 and len(trace.requests) <= MOST else {}
+    variants = _variants(found) if len(trace.requests) <= MOST else {}
     if not variants:
         return {}
     with progress(len(trace.requests) * len(variants)) as told:

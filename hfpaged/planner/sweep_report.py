@@ -87,8 +87,11 @@ class Sweep:
         if self.hits is not None:
             return list(sentences(self.hits))
         own = next(iter(self.fits.counts.values()))
-        context, count = self.fits.contexts[0], own[0]
-        return [f"from {count:,} requests of {context:,} tokens to {own[-1]:,} of {self.fits.contexts[-1]:,}"]
+        fitting = [(tokens, count) for tokens, count in zip(self.fits.contexts, own, strict=True) if count]
+        if not fitting:
+            return [f"not one request of {self.fits.contexts[0]:,} tokens fits"]
+        ends = dict.fromkeys((fitting[0], fitting[-1]))
+        return [" or ".join(f"{counted(count, 'request')} of {tokens:,} tokens" for tokens, count in ends) + " at once"]
 
 
 def show(sweep: Sweep) -> None:
