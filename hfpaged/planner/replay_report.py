@@ -10,6 +10,7 @@ from hfpaged.planner.cost_source import KnownCost
 from hfpaged.planner.knee import Knee, takes_off
 from hfpaged.planner.outcome import Outcome
 from hfpaged.planner.trace import Trace
+from hfpaged.planner.units import counted
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,8 @@ class Report:
         skipped = self.trace.skipped
         if skipped.count:
             shown = "; ".join(f"line {line}: {reason}" for line, reason in skipped.first)
-            yield f"{skipped.count:,} lines of the trace could not be read and are left out ({shown})"
+            lines = counted(skipped.count, "line")
+            yield f"{lines} of the trace could not be read, left out ({shown})"
         if self.cost.assumed:
             yield "no step was measured: compare variants with each other, and take no time for granted; see --cost"
         if not self.trace.has_hashes:

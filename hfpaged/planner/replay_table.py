@@ -11,7 +11,7 @@ from rich.text import Text
 from hfpaged.planner.knee import takes_off
 from hfpaged.planner.outcome import Outcome, Spread
 from hfpaged.planner.replay_report import Report
-from hfpaged.planner.units import binary, counted
+from hfpaged.planner.units import binary
 from hfpaged.planner.variant import Variant
 
 WIDTH = 150  # where stdout is no terminal
@@ -43,11 +43,11 @@ def show(report: Report) -> None:
     if not console.is_terminal:
         console = Console(highlight=False, width=WIDTH)
     for line in report.about():
-        console.print(Text(line, style="dim"))
+        console.print(Text(line, style="dim"), soft_wrap=True)
     console.print(_table(report.outcomes))
     for line in report.notes():
-        console.print(Text(f"note: {line}", style="yellow"))
-    console.print(Text(report.verdict(), style="bold"))
+        console.print(Text(f"note: {line}", style="yellow"), soft_wrap=True)
+    console.print(Text(report.verdict(), style="bold"), soft_wrap=True)
 
 
 def _table(outcomes: Sequence[Outcome]) -> Table:
@@ -75,7 +75,3 @@ def seconds(value: float | None) -> str:
     if value < 1:
         return f"{value * 1000:.3g} ms"
     return f"{value:.3g} s" if value < 120 else f"{value / 60:.3g} min"
-
-
-def requests(count: int) -> str:
-    return counted(count, "request")
