@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from hfpaged.stress.facts import Facts, LeakedBlock, Trend
-from hfpaged.stress.mix import WEIGHTS, Lengths, Mix
+from hfpaged.stress.mix import WEIGHTS, Lengths, Mix, Room
 from hfpaged.stress.report import last_line
 from hfpaged.stress.slope import slope
 from hfpaged.stress.verdict import judge
@@ -126,22 +126,42 @@ def test_too_few_points_have_no_slope():
 
 
 @pytest.mark.parametrize(
-    ("tokens", "sequences", "longest"), [(512, 16, 511), (96, 16, None), (10**6, 4, 64), (40, 2, 30)]
+    ("room", "sequences", "longest"),
+    [
+        (Room(128, 4, [None]), 16, 511),
+        (Room(24, 4, [None]), 16, None),
+        (Room(10**5, 16, [None, None]), 4, 64),
+        (Room(10, 4, [None]), 2, 30),
+        (Room(60, 4, [None, 12, 12]), 4, 200),
+        (Room(60, 4, [12]), 4, 200),
+    ],
 )
-def test_all_requests_fit_and_every_kind_comes(tokens, sequences, longest):
-    lengths = Lengths.filling(tokens, sequences, longest)
+def test_all_requests_fit_and_every_kind_comes(room, sequences, longest):
+    lengths = Lengths.filling(room, sequences, longest)
     mix = Mix(random.Random(0), range(3, 99), lengths, sequences)
     made = [mix.attempt() for _ in range(400)]
     assert {each.kind for each in made} == set(WEIGHTS)
     for each in made:
         if each.kind != "too long":
-            assert 0 < len(each.prompt) + each.settings["max_new_tokens"] <= min(longest or tokens, tokens)
+            length = len(each.prompt) + each.settings["max_new_tokens"]
+            assert 0 < length <= lengths.longest
+            assert longest is None or length <= longest
+            assert room.blocks(length) <= max(room.num_blocks / 2, 2)
     assert 0.05 < sum(each.abort_after is not None for each in made) / len(made) < 0.3
+    assert {mix.attempt(fills=True).kind for _ in range(9)} == {"long prompt"}
+
+
+def test_lengths_fill_a_pool_of_layer_groups_with_windows():
+    room = Room(1000, 4, [None, 12])
+    mean = Lengths.filling(room, 10, None).mean
+    assert 10 * room.blocks(mean) == pytest.approx(1400, rel=0.02)
+    assert room.blocks(5) == 4
+    assert room.blocks(40) == 10 + 4
 
 
 def test_the_same_seed_asks_for_the_same_and_another_for_something_else():
     def asked(seed):
-        mix = Mix(random.Random(seed), range(3, 99), Lengths.filling(512, 16, None), 16)
+        mix = Mix(random.Random(seed), range(3, 99), Lengths.filling(Room(128, 4, [None]), 16, None), 16)
         return [mix.attempt() for _ in range(50)]
 
     assert asked(1) == asked(1)
@@ -149,6 +169,6 @@ def test_the_same_seed_asks_for_the_same_and_another_for_something_else():
 
 
 def test_no_request_has_more_sequences_than_may_run():
-    mix = Mix(random.Random(0), range(3, 99), Lengths.filling(512, 1, None), 1)
+    mix = Mix(random.Random(0), range(3, 99), Lengths.filling(Room(128, 4, [None]), 1, None), 1)
     assert {mix.attempt().sequences for _ in range(100)} == {1}
-    assert Lengths.filling(512, 16, None, mean=30).mean == 30
+    assert Lengths.filling(Room(128, 4, [None]), 16, None, mean=30).mean == 30

@@ -15,6 +15,7 @@ from hfpaged.stress.native import Checker
 from hfpaged.stress.share import TimeShare
 from hfpaged.stress.watch import FULL, Watch
 
+FILLING = 0.25  # of the time, at most: long prompts alone, until the pool is full
 WAITING = 4  # requests beyond those that run: one is always there when blocks come back
 OTHERS, CHECKS = 0.1, 0.05  # of the time: generate() with other caches, integrity checks
 DRAIN = 0.2  # of the time, and ten seconds: what has not come to its end by then is aborted
@@ -47,7 +48,7 @@ class Load:
 
     def __init__(
         self, batcher: ContinuousBatcher, mix: Mix, others: OtherCaches, checker: Checker, watch: Watch,
-        tell: Callable[[Load], None],
+        tell: Callable[[Load], None], seconds: float,
     ) -> None:  # fmt: skip
         self._batcher, self._mix, self._others, self.checker, self.watch = batcher, mix, others, checker, watch
         self._tell = tell
@@ -56,6 +57,7 @@ class Load:
         self._in_flight: dict[str, Attempt] = {}
         self._aborts: dict[str, int] = {}  # in which step
         self._steps = 0
+        self._seconds = seconds
         self._for_others, self._for_checks = TimeShare(OTHERS), TimeShare(CHECKS)
 
     @property
@@ -63,8 +65,9 @@ class Load:
         """Requests that were added and have not ended."""
         return len(self._in_flight)
 
-    def run(self, seconds: float) -> None:
+    def run(self) -> None:
         """Full load until the time is over, then what is there comes to its end."""
+        seconds = self._seconds
         self._until(lambda: self.watch.seconds >= seconds, adds=True)
         self.watch.is_loading = False
         end = self.watch.seconds + max(DRAIN * seconds, 10.0)
@@ -91,8 +94,9 @@ class Load:
 
     def _fill(self) -> None:
         most = self._batcher.limits["max_num_seqs"] + WAITING
+        fills = self.watch.peak < FULL and self.watch.seconds < FILLING * self._seconds
         while sum(attempt.sequences for attempt in self._in_flight.values()) < most:
-            self._add(self._mix.attempt(fills=self.watch.peak < FULL))
+            self._add(self._mix.attempt(fills))
 
     def _add(self, attempt: Attempt) -> None:
         self.counts.received += 1

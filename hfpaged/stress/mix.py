@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,6 +28,24 @@ SHORTEST = 8
 
 
 @dataclass(frozen=True)
+class Room:
+    """A pool as lengths see it: its blocks, how many tokens are in each, and the window of each layer group."""
+
+    num_blocks: int
+    block_size: int
+    windows: Sequence[int | None]
+
+    def blocks(self, length: int) -> int:
+        """Those of one sequence. A window lies across one block more than it fills."""
+        held = (length if window is None else min(length, window + self.block_size) for window in self.windows)
+        return sum(-(-tokens // self.block_size) for tokens in held)
+
+    def longest(self, blocks: float, most: int) -> int:
+        """The most tokens, up to `most`, of a sequence that takes no more blocks than that; at least one."""
+        return max(bisect_right(range(1, most + 1), blocks, key=self.blocks), 1)
+
+
+@dataclass(frozen=True)
 class Lengths:
     """Tokens of a request, prompt and output together: on average, and at most."""
 
@@ -34,13 +53,13 @@ class Lengths:
     longest: int
 
     @classmethod
-    def filling(cls, pool_tokens: int, sequences: int, longest: int | None, mean: int | None = None) -> Lengths:
-        """So many sequences at once fill a pool of `pool_tokens`, and none takes more than half of it. `mean`: if they
-        shall have so many tokens instead.
+    def filling(cls, room: Room, sequences: int, longest: int | None, mean: int | None = None) -> Lengths:
+        """So many sequences at once fill the pool, and none takes more than half of it. `mean`: if they shall have so
+        many tokens instead.
         """
-        most = max(pool_tokens // 2, SHORTEST)
-        longest = most if longest is None else min(longest, most)
-        mean = max(int(PRESSURE * pool_tokens / sequences), SHORTEST) if mean is None else mean
+        longest = room.longest(room.num_blocks / 2, longest or room.num_blocks * room.block_size)
+        if mean is None:
+            mean = max(room.longest(PRESSURE * room.num_blocks / sequences, longest), SHORTEST)
         return cls(min(mean, max(longest * 2 // 3, 2)), longest)
 
     def draw(self, rng: random.Random) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 import hfpaged
-from hfpaged import json_file
+from hfpaged import compat, json_file
 from hfpaged.bench import setting
 from hfpaged.bench.batch_workload import endless
 from hfpaged.bench.random_prompts import random_ids
@@ -18,9 +18,11 @@ from hfpaged.conditions import cpu_threads, quiet_transformers
 from hfpaged.engine.batcher import ContinuousBatcher
 from hfpaged.errors import InvalidConfigError
 from hfpaged.layer_groups import group_layers
+from hfpaged.pageable import windows_of
 from hfpaged.picture import check_png
 from hfpaged.stress import SECONDS, plot, report
 from hfpaged.stress.facts import Facts
+from hfpaged.stress.mix import Room
 from hfpaged.stress.progress import progress
 from hfpaged.stress.subject import Plan, Stress
 from hfpaged.stress.verdict import Finding, judge
@@ -67,7 +69,7 @@ def _run(args: argparse.Namespace, model: PreTrainedModel, subject: Setting) -> 
 def _batcher(args: argparse.Namespace, model: PreTrainedModel) -> ContinuousBatcher:
     num_blocks = args.num_blocks
     if args.memory is None and num_blocks is None:
-        num_blocks = args.max_num_seqs * -(-TOKENS_EACH // args.block_size) * _groups(model)
+        num_blocks = args.max_num_seqs * Room(0, args.block_size, _windows(model)).blocks(TOKENS_EACH)
     return ContinuousBatcher(
         model, memory=args.memory, num_blocks=num_blocks, block_size=args.block_size, kv_dtype=args.kv_dtype,
         max_num_seqs=args.max_num_seqs, max_num_batched_tokens=max(STEP_TOKENS, args.max_num_seqs),
@@ -75,11 +77,10 @@ def _batcher(args: argparse.Namespace, model: PreTrainedModel) -> ContinuousBatc
     )  # fmt: skip
 
 
-def _groups(model: PreTrainedModel) -> int:
-    from hfpaged import compat
-    from hfpaged.pageable import windows_of
-
-    return len(group_layers(windows_of(model.config, compat.default_layers(model.config))))
+def _windows(model: PreTrainedModel) -> list[int | None]:
+    """Of each layer group."""
+    groups = group_layers(windows_of(model.config, compat.default_layers(model.config)))
+    return [group.window for group in groups]
 
 
 def _described(args: argparse.Namespace, batcher: ContinuousBatcher, plan: Plan) -> dict[str, Any]:

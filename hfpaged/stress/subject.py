@@ -18,7 +18,7 @@ from hfpaged.kv_pool import KVPool
 from hfpaged.stress.caches import OtherCaches
 from hfpaged.stress.facts import Facts, LeakedBlock
 from hfpaged.stress.load import Load
-from hfpaged.stress.mix import Lengths, Mix
+from hfpaged.stress.mix import Lengths, Mix, Room
 from hfpaged.stress.native import Checker
 from hfpaged.stress.verdict import grows
 from hfpaged.stress.watch import Watch, heap
@@ -49,17 +49,17 @@ class Stress:
     ) -> None:  # fmt: skip
         self._batcher, self._plan = batcher, plan
         self.pool: KVPool = batcher.pool
-        tokens = self.pool.num_blocks // len(self.pool.groups) * self.pool.block_size
+        room = Room(self.pool.num_blocks, self.pool.block_size, [group.window for group in self.pool.groups])
         limits = batcher.limits
         longest = min((each for each in (plan.context, limits.get("max_model_len")) if each), default=None)
         rng = random.Random(plan.seed)
         sequences = limits["max_num_seqs"]
-        mix = Mix(rng, alphabet, Lengths.filling(tokens, sequences, longest, plan.length), sequences)
+        mix = Mix(rng, alphabet, Lengths.filling(room, sequences, longest, plan.length), sequences)
         self.checker = Checker(model, plan.kv_dtype, plan.block_size)
         self._others = OtherCaches(model, self.pool, mix, rng, self.checker)
         self._watch = Watch(self.pool, model.device, plan.seconds)
         batcher.hooks.append(self._watch)
-        self._load = Load(batcher, mix, self._others, self.checker, self._watch, self._tell_and_count)
+        self._load = Load(batcher, mix, self._others, self.checker, self._watch, self._tell_and_count, plan.seconds)
         self._tell = tell
         self._broken: str | None = None
         self._heap: Counter[str] | None = None  # of the moment in which the warm-up was over
@@ -68,7 +68,7 @@ class Stress:
     def run(self) -> None:
         """Until the time is over, or the pool is broken. Ctrl-C leaves it at once."""
         try:
-            self._load.run(self._plan.seconds)
+            self._load.run()
             self._own_counts = _own_counts(self._batcher)
         except IntegrityError as error:
             self._broken = str(error)
