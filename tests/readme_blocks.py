@@ -113,8 +113,9 @@ def hfpaged_commands(text: str = README) -> list[list[str]]:
 
 
 def _calls(script: str) -> list[list[str]]:
-    lexer = shlex.shlex(re.sub(r"\\\n", " ", script), posix=True, punctuation_chars="|&;()<>\n")
-    lexer.whitespace, lexer.whitespace_split, lexer.commenters = " \t", True, "#"
+    bare = re.sub(r"[ \t]+# .*$", "", script.replace("\\\n", " "), flags=re.MULTILINE)  # shlex takes line ends, too
+    lexer = shlex.shlex(bare, posix=True, punctuation_chars="|&;()<>\n")
+    lexer.whitespace, lexer.whitespace_split, lexer.commenters = " \t", True, ""
     calls: list[list[str]] = [[]]
     for word in lexer:
         if re.fullmatch(r"[|&;()\n]+", word):

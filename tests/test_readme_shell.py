@@ -24,7 +24,7 @@ from hfpaged import cli
 
 PATIENCE = 240.0  # seconds; a machine may be busy
 ADDRESS = re.compile(r"(?:http://)?(?:127\.0\.0\.1|localhost):8000")
-SERVE = re.compile(r"^(?:hfpaged serve\b.*|\$\(.*--for serve\))$", re.MULTILINE)
+SERVE = re.compile(r"^(?:hfpaged serve\b.*|\$\(.*--for serve\).*)$", re.MULTILINE)
 
 
 def test_no_shell_hides_outside_of_the_blocks():
@@ -80,7 +80,8 @@ class Session:
         """What it said until it was ready. The line may be what another command prints."""
         self.stop()
         if line.startswith("$("):
-            line = self.run(line[2:-1])[1]
+            asked, _, more = line[2:].partition(")")
+            line = self.run(asked)[1].strip() + more
         words = shlex.split(line, comments=True)[2:]
         words = words if words and not words[0].startswith("-") else ["./my-model", *words]  # for the demo model
         told, log = self.folder / "serve.out", self.folder / "serve.err"
