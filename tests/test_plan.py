@@ -10,7 +10,7 @@ import pytest
 from plan_cases import GB, GIB, case, config, llama
 
 from hfpaged import cli
-from hfpaged.planner import question, report
+from hfpaged.planner import question, report, words
 from hfpaged.planner.fit import fit
 from hfpaged.planner.model_facts import LayerKV
 from hfpaged.planner.units import binary, both, decimal
@@ -242,6 +242,13 @@ def test_a_model_without_keys_has_no_blocks_to_tell_of(capsys):
     out = capsys.readouterr().out
     assert "no blocks" in out
     assert "a block " not in out
+
+
+def test_a_layer_without_attention_keeps_nothing_and_a_state_is_all_of_its_parts():
+    layers = (LayerKV("none"), LayerKV("borrowed"), LayerKV("state", state_dim=1000, state_bytes=500))
+    assert words.layers(llama(layers=layers)) == [
+        "1 x no keys and values", "1 x what another layer keeps", "1 x a state for each sequence (2.5 kB)",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -88,10 +88,8 @@ def _requests(found: Fit) -> Iterable[Row]:
     tokens = f"{workload.prompt:,} + {workload.output:,}" if workload.output else f"{workload.tokens:,}"
     yield _size("a request", found.request, f"{tokens} tokens: {layout.blocks(workload.tokens):,} blocks")
     if found.passing:
-        least = (
-            f"up to {found.case.choices.token_budget:,} tokens (--token-budget) beyond windows, at one request a time"
-        )
-        yield _size("a prompt", found.passing, f"while it is computed: {least}")
+        beyond = f"up to {found.case.choices.token_budget:,} tokens (--token-budget) beyond windows"
+        yield _size("a prompt", found.passing, f"while it is computed, one at a time: {beyond}")
     if found.concurrency > 1:
         shared = f", {workload.shared_prefix:,} tokens of each the same" if workload.shared_prefix else ""
         together = found.kv_bytes(workload.tokens, found.concurrency)
