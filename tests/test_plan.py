@@ -10,10 +10,11 @@ import pytest
 from plan_cases import GB, GIB, case, config, llama
 
 from hfpaged import cli
-from hfpaged.planner import question, report, words
+from hfpaged.planner import question, report
 from hfpaged.planner.fit import fit
 from hfpaged.planner.model_facts import LayerKV
 from hfpaged.planner.units import binary, both, decimal
+from hfpaged.planner.words import layers as lines_of_layers
 
 CARD = ("--device", "80GB", "--overhead", "0", "--activations", "0")
 
@@ -246,9 +247,15 @@ def test_a_model_without_keys_has_no_blocks_to_tell_of(capsys):
 
 def test_a_layer_without_attention_keeps_nothing_and_a_state_is_all_of_its_parts():
     layers = (LayerKV("none"), LayerKV("borrowed"), LayerKV("state", state_dim=1000, state_bytes=500))
-    assert words.layers(llama(layers=layers)) == [
+    assert lines_of_layers(llama(layers=layers)) == [
         "1 x no keys and values", "1 x what another layer keeps", "1 x a state for each sequence (2.5 kB)",
     ]  # fmt: skip
+
+
+def test_a_config_that_an_editor_of_windows_has_saved_is_read(capsys, tmp_path, path):
+    marked = tmp_path / "marked.json"
+    marked.write_bytes(b"\xef\xbb\xbf" + (tmp_path / "config.json").read_bytes())
+    assert planned(capsys, marked, *CARD)["kv"] == planned(capsys, path, *CARD)["kv"]
 
 
 @pytest.mark.parametrize(
@@ -258,7 +265,23 @@ def test_a_layer_without_attention_keeps_nothing_and_a_state_is_all_of_its_parts
 )  # fmt: skip
 def test_an_encoder_reads_the_prompts_and_answers_alone_grow(words, tokens, encoder):
     layer = LayerKV("full", 8, 64, 64)
-    facts = llama(layers=(layer,), cross_layers=(layer,), max_positions=512)
+    facts = llama(layers=(layer,), cross_layers=(layer,), max_positions=512, config={"is_encoder_decoder": True})
     args = cli.build_parser(["plan"]).parse_args(["plan", "t5", *words])
+    asked = question.workload_of(args, facts)
+    assert (asked.tokens, asked.encoder) == (tokens, encoder)
+
+
+@pytest.mark.parametrize(
+    ("model", "words", "tokens", "encoder"),
+    [("whisper", "--prompt 4 --output 50", 54, 1500), ("whisper", "--output 50", 50, 1500),
+     ("whisper", "--output 50 --encoder-tokens 70", 50, 70), ("mllama", "--prompt 2048 --output 512", 2560, 4 * 1601),
+     ("mllama", "--prompt 2048 --output 512 --encoder-tokens 0", 2560, 0)],
+)  # fmt: skip
+def test_sound_and_pictures_are_no_part_of_the_prompt(model, words, tokens, encoder):
+    layer = LayerKV("full", 8, 64, 64)
+    eyes = {"vision_config": {"image_size": 560, "patch_size": 14, "max_num_tiles": 4}}
+    ears = {"is_encoder_decoder": model == "whisper", "max_source_positions": 1500}
+    facts = llama(layers=(layer,), cross_layers=(layer,), model_type=model, config=ears, whole=eyes)
+    args = cli.build_parser(["plan"]).parse_args(["plan", model, *words.split()])
     asked = question.workload_of(args, facts)
     assert (asked.tokens, asked.encoder) == (tokens, encoder)

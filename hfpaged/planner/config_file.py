@@ -88,7 +88,7 @@ def _not_found(name: str, why: str) -> str:
 
 def _object(path: Path) -> dict[str, Any]:
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = json.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError) as error:
         raise InvalidConfigError(f"{path} cannot be read as JSON: {error}; give the {CONFIG} of a model") from error
     if not isinstance(values, dict):

@@ -28,19 +28,32 @@ def case_of(args: argparse.Namespace) -> Case:
 
 
 def workload_of(args: argparse.Namespace, facts: ModelFacts) -> Workload:
-    """The requests. An encoder reads the prompts where there is one, and what grows is the answer. Raises
+    """The requests. Of text that an encoder reads the prompt is that text, and what grows is the answer. Raises
     InvalidConfigError.
     """
     encoder, prompt = args.encoder_tokens, args.prompt
-    if facts.cross_layers:
-        read = facts.config.get("max_source_positions") if prompt is None else prompt
-        encoder = encoder or read or min(facts.max_positions or USUAL_CONTEXT, USUAL_CONTEXT)
+    if encoder is None and facts.cross_layers:
+        encoder = _heard_or_seen(facts) or prompt or min(facts.max_positions or USUAL_CONTEXT, USUAL_CONTEXT)
+    if facts.config.get("is_encoder_decoder") and not (prompt and _heard_or_seen(facts)):
         prompt = None if args.output is None else 0
     prompt, output, context = _lengths(prompt, args.output, args.context, facts)
     return Workload(
         prompt=prompt, output=output, context=context, concurrency=args.concurrency, shared_prefix=args.shared_prefix,
         encoder=encoder or 0,
     )  # fmt: skip
+
+
+def _heard_or_seen(facts: ModelFacts) -> int | None:
+    """Tokens that are no part of a prompt: Whisper's encoder always reads 30 seconds, and Mllama's pictures are cut
+    into so many tiles of patches, of which each has a token, and the tile one more. None of any other model.
+    """
+    if facts.model_type == "whisper":
+        return int(facts.config.get("max_source_positions", 1500))
+    if facts.model_type != "mllama":
+        return None
+    eyes = facts.whole.get("vision_config") or {}
+    patches = int(eyes.get("image_size", 448)) // int(eyes.get("patch_size", 14))
+    return int(eyes.get("max_num_tiles", 4)) * (patches**2 + 1)
 
 
 def choices_of(args: argparse.Namespace, machine: Machine) -> Choices:
