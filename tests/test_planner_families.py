@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-import family_defaults
 import family_models
 import family_readme
 import pytest
@@ -16,16 +15,13 @@ from test_encoder_decoders import MODELS as ENCODER_DECODERS
 from test_encoder_decoders import build as build_encoder_decoder
 from test_encoder_decoders import generate as generate_encoder_decoder
 from test_encoder_decoders import wrapped
-from transformers import CONFIG_MAPPING, DynamicCache
+from transformers import DynamicCache
 
 import hfpaged
-from hfpaged import compat, model_classes
 from hfpaged.errors import InvalidConfigError, UnsupportedModelError
 from hfpaged.kv_format import resolve_format
 from hfpaged.kv_storage import KVStorage
-from hfpaged.layer_groups import group_layers
 from hfpaged.layer_states import _tensors
-from hfpaged.pageable import windows_of
 from hfpaged.planner import families
 from hfpaged.planner.model_reading import facts_of, read_model
 from hfpaged.planner.pool_layout import cross_bytes, dense_bytes, layout_of
@@ -164,69 +160,6 @@ def test_plan_foretells_both_caches_of_an_encoder_decoder(name, tmp_path):
         assert rows * cross_bytes(facts, encoder_tokens, dtype="float32") == sum(
             layer.keys.nbytes + layer.values.nbytes for layer in cross
         )
-
-
-def groups_by_plan(facts):
-    kinds = ("full", "sliding", "chunked")
-    return group_layers({i: layer.window for i, layer in enumerate(facts.layers) if layer.kind in kinds})
-
-
-@pytest.mark.skipif(not IS_RECORDED, reason="the defaults of families.json are of another version of transformers")
-def test_a_config_that_leaves_everything_out_has_its_familys_layers():
-    """All families, those too that are never built here, with the sizes that their config classes have."""
-    unlike, refused = [], []
-    for model_type in families.families():
-        if model_type not in CONFIG_MAPPING:
-            continue
-        try:
-            config = CONFIG_MAPPING[model_type]()
-            wanted = group_layers(windows_of(config, compat.default_layers(config)))
-        except Exception:  # classes that cannot be made of nothing, or have no layers that a cache knows
-            continue
-        try:
-            facts = facts_of({"model_type": model_type}, model_type)
-        except InvalidConfigError as error:
-            refused.append((model_type, str(error)))
-            continue
-        if groups_by_plan(facts) != wanted:
-            unlike.append(model_type)
-    # Its decoder has fewer layers than its encoder, whose number is what transformers makes a cache of.
-    assert unlike == ["pp_formulanet"]
-    # Nothing to page, and states and indexers that plan knows no sizes of.
-    known = "bamba deepseek_v4 falcon_mamba gemma4_assistant gemma4_unified_assistant glm5_next glm5_next_text mamba"
-    known += " granitemoehybrid mamba2 minimax openai-gpt reformer rwkv xlnet xlstm"
-    assert {name for name, _ in refused} <= set(known.split())
-    assert all(name.split("_text")[0] in error for name, error in refused)
-
-
-# Real sizes: models that are built of nothing but their family's defaults, on the meta device.
-REAL = {
-    "float32": ["gemma2", "gemma3_text", "gemma4_text", "llama4_text", "qwen3", "falcon_h1", "zamba2", "gpt2"],
-    "bfloat16": ["dots3_note_text", "mimo_v2_flash", "qwen3_next", "gpt_oss"],
-}
-
-
-@pytest.mark.skipif(not IS_RECORDED, reason="the defaults of families.json are of another version of transformers")
-@pytest.mark.parametrize(("dtype", "model_type"), [(dtype, each) for dtype in REAL for each in REAL[dtype]])
-def test_a_model_of_default_size_keeps_what_plan_says(dtype, model_type):
-    config = CONFIG_MAPPING[model_type]()
-    config.dtype = dtype
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(getattr(torch, dtype))
-    try:
-        with torch.device("meta"), torch.no_grad():
-            model = model_classes.build(config, model_classes.model_class_of(config))
-            cache = DynamicCache(config=config)
-            model(input_ids=torch.zeros(1, 5, dtype=torch.long), **{CACHE: cache}, use_cache=True)
-    finally:
-        torch.set_default_dtype(before)
-    facts = facts_of({"model_type": model_type}, model_type)
-    assert dense_bytes(facts, 5, dtype=dtype) == sum(bytes_of(vars(layer)) for layer in cache.layers)
-
-
-@pytest.mark.skipif(not IS_RECORDED, reason="the defaults of families.json are of another version of transformers")
-def test_the_defaults_are_those_of_transformers():
-    assert family_defaults.FILE.read_text(encoding="utf-8") == family_defaults.text(), "run tests/family_defaults.py"
 
 
 def test_windows_need_one_block_more_than_they_fill(monkeypatch):

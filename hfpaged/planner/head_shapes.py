@@ -129,6 +129,14 @@ def _dots3(fields: Fields, layer: int, layer_type: str) -> HeadShape:
     return HeadShape(1, rank, rotary, rank + rotary)
 
 
+def _mistral_large4(fields: Fields, layer: int, layer_type: str) -> HeadShape:
+    """Layers without rotary positions have no rotary part."""
+    rotary = fields.get("no_rope_layers")
+    has_rope = rotary[layer] if rotary else (layer + 1) % fields.get("no_rope_layer_interval", 4) != 0
+    latent = _latent(fields)
+    return latent if has_rope else HeadShape(1, latent.key_dim, 0, latent.key_dim)
+
+
 def _chatglm(fields: Fields, layer: int, layer_type: str) -> HeadShape:
     heads = fields.count("multi_query_group_num") if fields.get("multi_query_attention") else attention_heads(fields)
     return HeadShape(heads, head_dim(fields), head_dim(fields))
@@ -151,7 +159,7 @@ def _deci(fields: Fields, layer: int, layer_type: str) -> HeadShape:
 
 _RULES: dict[str, Callable[[Fields, int, str], HeadShape]] = {
     "falcon": _falcon, "gpt_bigcode": _multi_query, "dbrx": _dbrx, "jetmoe": _jetmoe, "mimo_v2_flash": _mimo,
-    "dots3_note_text": _dots3,
+    "dots3_note_text": _dots3, "mistral_large4_text": _mistral_large4,
     "cohere2": _whole_width, "cohere_compass_text": _whole_width, "recurrent_gemma": _whole_width,
     "zamba": _zamba, "zamba2": _zamba, "gemma4_text": _gemma4, "gemma4_unified_text": _gemma4,
     "diffusion_gemma_text": _gemma4,

@@ -215,6 +215,7 @@ ALWAYS: dict[str, Rule] = {
 IF_ABSENT: dict[str, Rule] = {
     "afmoe": _every(4, name="global_attn_every_n_layers"),
     "axk2": _all(INDEXED), "deepseek_v32": _all(INDEXED), "glm_moe_dsa": _all(INDEXED), "hy_v4": _all(INDEXED),
+    "hy_v4_vl_text": _all(INDEXED), "mistral_large4_text": _all(INDEXED),
     "bailing_hybrid": _every(4, FULL, LINEAR, "layer_group_size"),
     "beam": lambda fields, count: [*_every(6)(fields, count)[:-1], FULL],
     "cohere2": _every(4, name="sliding_window_pattern"), "cohere2_moe": _cohere2_moe,

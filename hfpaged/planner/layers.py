@@ -24,14 +24,23 @@ _POSITIONS = 3 * 8  # Qwen 4 keeps the three rotary positions of each token in i
 def layers_of(fields: Fields) -> tuple[LayerKV, ...]:
     """What each layer of the decoder keeps. Raises InvalidConfigError for what the config does not tell."""
     kinds = layer_types(fields)
-    shared = int(fields.get("num_kv_shared_layers", 0))
     layers = [_layer(fields, number, kind) for number, kind in enumerate(kinds)]
-    own = len(layers) - shared if shared < len(layers) else 0
-    crossing = _crossing(fields)
+    borrowed, crossing = _borrowed(fields, len(layers)), _crossing(fields)
     return tuple(
-        LayerKV("borrowed") if number >= own else LayerKV("none") if number in crossing else layer
+        LayerKV("borrowed", side_dim=layer.side_dim, side_bytes=layer.side_bytes)
+        if number in borrowed
+        else LayerKV("none")
+        if number in crossing
+        else layer
         for number, layer in enumerate(layers)
     )
+
+
+def _borrowed(fields: Fields, count: int) -> set[int]:
+    """Layers that read what others store: the last ones (Gemma), or those that a list gives another source for."""
+    shared = int(fields.get("num_kv_shared_layers", 0))
+    sources = fields.get("kv_source_layers", ())
+    return {*range(max(count - shared, 0), count), *(i for i, source in enumerate(sources) if source != i)}
 
 
 def cross_layers_of(fields: Fields) -> tuple[LayerKV, ...]:
@@ -109,7 +118,7 @@ def _indexer(fields: Fields, number: int, layer_type: str) -> tuple[int, int]:
 def _indexer_modes(fields: Fields) -> list[str]:
     """GLM's rule, and Hunyuan's, for which layers have an indexer of their own."""
     count = fields.count("num_hidden_layers")
-    if fields.model_type == "hy_v4":
+    if fields.model_type in ("hy_v4", "hy_v4_vl_text"):
         return ["full" if i == 0 or (i - 1) % 4 == 0 else "shared" for i in range(count)]
     pattern = fields.get("index_topk_pattern")
     if pattern:
