@@ -186,3 +186,11 @@ def test_a_known_answer_by_dtype_and_quantization():
     assert weight_bytes(facts()).bytes == 13_476_831_232
     assert weight_bytes(facts(), dtype="float32").bytes == 26_953_662_464
     assert weight_bytes(facts(), quantization="int8").bytes == pytest.approx(7.01e9, rel=0.01)
+
+
+def test_gpt_oss_with_experts_of_four_bits_takes_what_its_files_do():
+    config = {"model_type": "gpt_oss", "hidden_size": 2880, "intermediate_size": 2880, "num_hidden_layers": 24}
+    config |= {"num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64, "vocab_size": 201088}
+    config |= {"num_local_experts": 32, "tie_word_embeddings": False, "torch_dtype": "bfloat16"}
+    config |= {"quantization_config": {"quant_method": "mxfp4"}}
+    assert weight_bytes(facts_of(config, "gpt-oss-20b")).bytes == pytest.approx(13.76e9, rel=0.005)

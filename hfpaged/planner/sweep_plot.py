@@ -16,7 +16,8 @@ from hfpaged.planner.units import binary
 WIDTH, HEIGHT = 7.0, 4.5  # inches of one plot
 GIB = 1 << 30
 # Of Okabe and Ito, "Color Universal Design" (2008): apart for the common kinds of colour blindness, too.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+COLOURS = {"auto": "#0072B2", "fp8_e4m3": "#D55E00", "int8": "#009E73", "k8v4": "#CC79A7", "int4": "#E69F00"}
+OTHER = "#56B4E9"
 
 
 def check_file(path: str) -> None:
@@ -52,10 +53,16 @@ def _concurrency(axis: Any, fits: Concurrency) -> None:
     names: dict[tuple[int, ...], list[str]] = {}
     for name, counts in fits.counts.items():
         names.setdefault(counts, []).append(name)  # lines upon each other are one
-    for (counts, same), colour in zip(names.items(), COLOURS, strict=False):
+    for counts, same in names.items():
         shown = [(tokens, count) for tokens, count in zip(fits.contexts, counts, strict=True) if count]
         if shown:
-            axis.plot(*zip(*shown, strict=True), marker="o", markersize=3, color=colour, label=", ".join(same))
+            axis.plot(
+                *zip(*shown, strict=True),
+                marker="o",
+                markersize=3,
+                color=COLOURS.get(same[-1], OTHER),
+                label=", ".join(same),
+            )
     axis.set_xscale("log", base=2)
     axis.set_yscale("log")
     axis.set_xticks(fits.contexts, [f"{tokens:,}" for tokens in fits.contexts], rotation=45, ha="right")
@@ -67,9 +74,9 @@ def _concurrency(axis: Any, fits: Concurrency) -> None:
 def _misses(axis: Any, hits: HitsByPool) -> None:
     sizes = hits.points()
     formats = {hits.kv_format: hits.token_bytes} | hits.others
-    for (name, size), colour in zip(formats.items(), COLOURS, strict=False):
+    for name, size in formats.items():
         misses = [100 * (1 - hits.at(pool, size)) for pool in sizes]
-        axis.plot([pool / GIB for pool in sizes], misses, color=colour, label=name)
+        axis.plot([pool / GIB for pool in sizes], misses, color=COLOURS.get(name, OTHER), label=name)
     if hits.replayed:
         sizes = [size for size in hits.replayed if size <= hits.points()[-1]]
         found = [100 * (1 - hits.replayed[size]) for size in sizes]
