@@ -12,6 +12,7 @@ from replays import COST
 
 from hfpaged import cli
 from hfpaged.planner.knee import find_knee, takes_off
+from hfpaged.planner.replay_grid import recorded_variant
 from hfpaged.planner.replay_runs import Runs
 from hfpaged.planner.trace import Trace, TraceRequest
 from hfpaged.planner.variant import Variant
@@ -140,6 +141,35 @@ def test_what_cannot_be_replayed_is_said_in_one_line(model, trace, tmp_path, wor
     err = capsys.readouterr().err
     assert told in err
     assert len(err.splitlines()) == 1
+
+
+SIZES = {
+    "num_blocks": 64, "block_size": 16, "block_bytes": 1024, "windows": [None, 32], "max_num_seqs": 8,
+    "max_num_batched_tokens": 64, "max_num_queued_requests": 0x10, "max_step_stretch": None,
+}  # fmt: skip
+
+
+def test_the_sizes_of_the_server_that_recorded_are_replayed_and_compared_with_what_it_measured(model, trace, capsys):
+    first, *rest = trace.read_text().splitlines()
+    measured = [json.loads(line) | {"hits": 16, "ttft": 0.25} for line in rest[:-1]]
+    trace.write_text("\n".join([json.dumps(json.loads(first) | SIZES), *map(json.dumps, measured)]))
+    found = as_json(capsys, model, "--kv-cache-memory", "64KiB", "--replay", trace, "--cost", GIVEN, "--no-knee")
+    assert found["recorded"]["variant"]["num_blocks"] == 64
+    assert found["recorded"]["variant"]["windows"] == [None, 32]
+    (note,) = found["notes"]
+    assert "(measured 25.0%), TTFT p50" in note
+    assert "(measured 250 ms)" in note
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"num_blocks": "many"}, {"windows": [None, "x"]}, {"windows": 3}, {"windows": []}, {"max_step_stretch": "no"},
+     {"block_size": 24}, {"max_num_seqs": None}, {"watermark": []}, {"max_num_batched_tokens": 1}, {"num_blocks": -1}],
+)  # fmt: skip
+def test_sizes_that_are_none_are_not_replayed(wrong):
+    header = SIZES | wrong
+    assert recorded_variant(Trace([TraceRequest(0.0, 3, 3)], 16, header=SIZES)) is not None
+    assert recorded_variant(Trace([TraceRequest(0.0, 3, 3)], 16, header=header)) is None
 
 
 def crowd(count=150, rate=20.0):

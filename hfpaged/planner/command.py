@@ -35,6 +35,7 @@ examples:
 exit codes: 0 when it fits, 1 when it does not, 2 when the model or a flag cannot be understood.
 With --for serve: 0 when a line was printed (with the cheapest way out that `hfpaged serve` has flags for where it does
 not fit as asked; stderr says so), 1 when there is none. Paths with spaces need eval "$(hfpaged plan ... --for serve)".
+With --replay: 0, and 130 when Ctrl-C came before its end; what was found until then is printed.
 """
 
 

@@ -7,7 +7,8 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from hfpaged.config import DEFAULT_BLOCK_SIZE, format_bytes
+from hfpaged.config import format_bytes
+from hfpaged.engine.pacing import DEFAULT_STRETCH
 from hfpaged.errors import InvalidConfigError
 from hfpaged.planner.case import USUAL_SEQUENCES
 from hfpaged.planner.fit import Fit, fit
@@ -68,15 +69,26 @@ def _variant(found: Fit, choices: dict[str, Any]) -> Variant:
 
 
 def recorded_variant(trace: Trace) -> Variant | None:
-    """The sizes of the server that recorded the trace; None where it does not say."""
+    """The sizes of the server that recorded the trace; None where it does not say, or not in numbers."""
     told = trace.header
+    windows = told.get("windows")
+    if not isinstance(windows, list):
+        return None
+    stretch = told.get("max_step_stretch", DEFAULT_STRETCH)
+    counts = [told.get(name) for name in ("num_blocks", "block_size", "block_bytes", "max_num_seqs")]
+    counts += [told.get("max_num_batched_tokens"), *(each for each in windows if each is not None)]
+    most, watermark = told.get("max_num_queued_requests"), told.get("watermark", 0.01)
+    if not all(type(count) is int and count > 0 for count in [*counts, *([] if most is None else [most])]):
+        return None
+    if not all(type(each) in (int, float) for each in (watermark, *([] if stretch is None else [stretch]))):
+        return None
+    sizes = {name: told[name] for name in ("num_blocks", "block_size", "block_bytes", "max_num_seqs")}
     try:
         return Variant(
-            num_blocks=told["num_blocks"], block_size=told.get("block_size", DEFAULT_BLOCK_SIZE),
-            windows=tuple(told.get("windows", [None])), max_num_seqs=told["max_num_seqs"],
-            max_num_batched_tokens=told["max_num_batched_tokens"], kv_format=str(told.get("kv_format", "auto")),
-            prefix_sharing=bool(told.get("prefix_sharing", True)), by_priority=bool(told.get("by_priority", False)),
-            block_bytes=told.get("block_bytes", 0), watermark=told.get("watermark", 0.01),
+            **sizes, windows=tuple(windows), max_num_batched_tokens=told["max_num_batched_tokens"],
+            max_num_queued_requests=most, max_step_stretch=stretch, watermark=watermark,
+            kv_format=str(told.get("kv_format", "auto")), prefix_sharing=bool(told.get("prefix_sharing", True)),
+            by_priority=bool(told.get("by_priority", False)),
         )  # fmt: skip
-    except (KeyError, TypeError, ValueError):
+    except InvalidConfigError:
         return None

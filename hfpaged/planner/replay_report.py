@@ -10,7 +10,9 @@ from hfpaged.planner.cost_source import KnownCost
 from hfpaged.planner.knee import Knee, takes_off
 from hfpaged.planner.outcome import Outcome
 from hfpaged.planner.trace import Trace
-from hfpaged.planner.units import counted
+from hfpaged.planner.units import counted, lasting
+
+FEW = 500  # requests
 
 
 @dataclass(frozen=True)
@@ -34,15 +36,15 @@ class Report:
             f"of prompts and {trace.output_tokens:,} of answers; model {self.model}"
         )
         yield (
-            f"a step takes {cost.step * 1000:.3g} ms + {cost.prefill * 1e6:.3g} us a prompt token + "
-            f"{cost.decode * 1e6:.3g} us a sequence that decodes + {cost.context * 1e9:.3g} ns a stored token read "
-            f"({cost.source})"
+            f"a step takes {lasting(cost.step)} + {lasting(cost.prefill)} a prompt token + {lasting(cost.decode)} a "
+            f"sequence that decodes + {lasting(cost.context)} a stored token read ({cost.source})"
         )
         fit = self.cost.fit
         if fit is not None:
             yield (
                 f"the cost explains {fit.r2:.1%} of the variance of {fit.steps:,} measured steps; half of them are "
-                f"within {fit.median_error:.1%} ({fit.left_out:,} far off were left out)"
+                f"within {fit.median_error:.1%}"
+                + (f" ({fit.left_out:,} far off were left out)" if fit.left_out else "")
             )
 
     def notes(self) -> Iterator[str]:
@@ -62,6 +64,8 @@ class Report:
                     f"{outcome.variant.title()}: {outcome.refused:,} requests found a full queue, and "
                     f"{outcome.too_long:,} can never fit"
                 )
+        if self.knee is not None and len(self.trace.requests) < FEW:
+            yield f"the knee was looked for with {len(self.trace.requests):,} requests, which may not fill a queue"
         if self.recorded is not None:
             yield self._against_recording(self.recorded)
 
@@ -124,7 +128,7 @@ class Report:
             words += f" (measured {sum(request.hits or 0 for request in known) / tokens:.1%})"
         ttft = sorted(request.ttft for request in self.trace.requests if request.ttft is not None)
         if ttft and replayed.ttft.p50 is not None:
-            words += f", TTFT p50 {replayed.ttft.p50 * 1000:.3g} ms (measured {ttft[len(ttft) // 2] * 1000:.3g} ms)"
+            words += f", TTFT p50 {lasting(replayed.ttft.p50)} (measured {lasting(ttft[len(ttft) // 2])})"
         return words
 
 

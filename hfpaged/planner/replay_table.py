@@ -11,7 +11,7 @@ from rich.text import Text
 from hfpaged.planner.knee import takes_off
 from hfpaged.planner.outcome import Outcome, Spread
 from hfpaged.planner.replay_report import Report
-from hfpaged.planner.units import binary
+from hfpaged.planner.units import binary, lasting
 from hfpaged.planner.variant import Variant
 
 WIDTH = 150  # where stdout is no terminal
@@ -65,13 +65,4 @@ def _table(outcomes: Sequence[Outcome]) -> Table:
 
 
 def _pair(spread: Spread) -> str:
-    return f"{seconds(spread.p50)}/{seconds(spread.p99)}"
-
-
-def seconds(value: float | None) -> str:
-    """For people: "12 ms", "3.4 s", "2.1 min"."""
-    if value is None:
-        return "-"
-    if value < 1:
-        return f"{value * 1000:.3g} ms"
-    return f"{value:.3g} s" if value < 120 else f"{value / 60:.3g} min"
+    return "/".join("-" if value is None else lasting(value) for value in (spread.p50, spread.p99))

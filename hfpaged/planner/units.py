@@ -20,6 +20,16 @@ def both(count: float) -> str:
     return f"{decimal(count)} ({binary(count)})"
 
 
+def lasting(seconds: float) -> str:
+    """0.0123 -> "12.3 ms", 4e-8 -> "40 ns", 150 -> "2.5 min"."""
+    if seconds >= 120:
+        return f"{seconds / 60:,.3g} min"
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds * 1e9:.3g} ns"
+
+
 def counted(number: float, noun: str) -> str:
     """(1, "request") -> "1 request", (2000, "request") -> "2,000 requests"."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
