@@ -12,12 +12,12 @@ import pytest
 import serve_models
 import tiny_models
 import torch
+from family_models import build
 from quality_model import small_llama
 from served import assert_nothing_left, served, wait_until
 from test_batcher_adapters import batcher_of as adapted_batcher_of
 from test_batcher_tokens import prompts
 
-import hfpaged
 from hfpaged import ContinuousBatcher, InvalidConfigError
 from hfpaged.engine import events as ev
 from hfpaged.engine import shadow as shadow_module
@@ -132,14 +132,48 @@ def test_metrics_are_what_an_independent_computation_finds(plain, model, setting
 
 
 def test_a_native_pool_agrees_in_all(model):
-    batcher = batcher_of(model, shadow=0.0, kv_dtype="auto")
-    (shadow,) = attach_shadow(with_share(batcher._parts, 1.0), batcher.loop, batcher.tally)
-    batcher.hooks.append(shadow)
+    batcher = natively_shadowed(model, 64)
     outputs = batcher.generate([*TWO, [*TWO[0], 9]], **GREEDY)
     assert outputs[2].num_cached_tokens > 0
     seen = Seen(batcher, "auto")
     assert (seen.requests, seen.tokens, seen.agreed, seen.dropped) == (3, 3 * NEW, 3 * NEW, {})
     assert seen.kl.sum < 1e-9 * seen.tokens
+
+
+FAMILIES = ("gemma2", "gpt_oss", "deepseek_v3", "mpt", "jamba", "bamba", "deepseek_v32", "zamba2", "glm_moe_dsa")
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_second_computation_is_what_each_family_computes(name):
+    batcher = natively_shadowed(build(name), 24)
+    given = [[token % 90 + 3 for token in prompt] for prompt in prompts((5, 17, 23))]
+    batcher.generate(given, max_new_tokens=12, do_sample=False)
+    seen = Seen(batcher, "auto")
+    assert (seen.requests, seen.tokens, seen.agreed, seen.dropped) == (3, 36, 36, {})
+    assert seen.kl.sum < 1e-6 * seen.tokens
+
+
+def test_prompts_that_must_come_at_once_do_and_have_their_bound():
+    rope = {
+        "rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 32,
+        "short_factor": [1.0] * 6, "long_factor": [4.0] * 6, "factor": 8.0,
+    }  # fmt: skip
+    model = tiny_models.make(
+        "phi3", rope_parameters=rope, original_max_position_embeddings=32, max_position_embeddings=256
+    )
+    batcher = natively_shadowed(model, 64)
+    batcher.generate(prompts((20, 50, 90)), max_new_tokens=8, do_sample=False)
+    seen = Seen(batcher, "auto")
+    assert (seen.requests, seen.tokens, seen.agreed, seen.dropped) == (2, 16, 16, {"too_long": 1})
+    assert seen.kl.sum < 1e-6 * seen.tokens
+
+
+def natively_shadowed(model, budget):
+    sizes = {"num_blocks": 400, "block_size": 4, "max_num_batched_tokens": budget, "max_num_seqs": 8}
+    batcher = ContinuousBatcher(model, kv_dtype="auto", prepack=False, **sizes)
+    (shadow,) = attach_shadow(with_share(batcher._parts, 1.0), batcher.loop, batcher.tally)
+    batcher.hooks.append(shadow)
+    return batcher
 
 
 def with_share(parts, share):
@@ -437,19 +471,6 @@ def test_a_native_pool_is_refused_with_the_remedy(model):
 def test_a_share_is_between_none_and_all(model, share):
     with pytest.raises(InvalidConfigError, match=r"is a share of the requests; use 0 to 1"):
         batcher_of(model, shadow=share)
-
-
-def test_a_model_that_needs_whole_prompts_is_refused():
-    rope = {
-        "rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 32,
-        "short_factor": [1.0] * 6, "long_factor": [4.0] * 6, "factor": 8.0,
-    }  # fmt: skip
-    model = tiny_models.make(
-        "phi3", rope_parameters=rope, original_max_position_embeddings=32, max_position_embeddings=256
-    )
-    with pytest.raises(InvalidConfigError, match=r"needs all of a prompt in one forward"):
-        batcher_of(model)
-    hfpaged.unpatch(model)
 
 
 # A server

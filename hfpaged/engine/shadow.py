@@ -53,15 +53,18 @@ class Shadow:
         router: of adapters and forwards.
         requests: those of the loop, by id.
         emit: tells hooks.
+        longest_prompt: for models that need their prompt at once, and all else one by one: prompts of so many tokens at
+            most; None: others.
         seed: of the draws; None: another one each time.
     """
 
     def __init__(
         self, share: float, kv_format: str, router: AdapterRouter, requests: Mapping[str, Request],
-        emit: Callable[[events.Event], None], seed: int | None = None,
+        emit: Callable[[events.Event], None], longest_prompt: int | None = None, seed: int | None = None,
     ) -> None:  # fmt: skip
         self._share, self._kv_format, self._router = share, kv_format, router
         self._requests, self._emit, self._random = requests, emit, Random(seed)
+        self._longest_prompt = longest_prompt
         self.room = Room(MOST_BYTES)
         self._captures: dict[str, Capture] = {}  # of requests that run
         self._waiting: deque[Ended] = deque()
@@ -147,7 +150,10 @@ class Shadow:
         """How many tokens were computed, and why the rest will not be."""
         model = compat.transformers_model(self._router.model)
         if self._run is None:
-            self._run = NativeRun(model, first.tokens, first.capture.rows)
+            prompt = None if self._longest_prompt is None else first.capture.seq.request.num_prompt_tokens
+            if prompt is not None and prompt > (self._longest_prompt or 0):
+                return 0, "too_long"
+            self._run = NativeRun(model, first.tokens, first.capture.rows, prompt)
         tokens = 0 if self._run.is_done else self._run.advance(self._time.tokens)  # Ctrl-C came behind it
         size = self._run.cache_bytes
         if size > MOST_CACHE_BYTES:

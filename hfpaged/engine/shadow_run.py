@@ -1,7 +1,11 @@
 """A sequence that has ended is computed once more, teacher forced, with transformers' own cache.
 
-tokens of the prompt | new tokens
-[ chunk ][ chunk ][ chunk ][ chu     up to the last position that was captured, nothing shared, nothing quantized
+    tokens of the prompt | new tokens
+    [ chunk ][ chunk ][ chunk ][ chu     up to the last position that was captured, nothing shared, nothing quantized
+    [ prompt            ][1][1][1][1     where a model's tokens depend on that, as generate() computes them
+
+Layers with a state, and positions that change with a prompt's length, make models of the second kind: a few of them
+begin anew with a second chunk, or compute several tokens in another way than one.
 """
 
 from __future__ import annotations
@@ -20,14 +24,18 @@ ROWS_AT_ONCE = 4  # in float64, several times over
 
 class NativeRun:
     """`tokens` are all that the sequence had, `live` its logits [vocab] by position. Afterwards `kl` is the divergence
-    KL(native || live) in nats of each position, and `agreed` how many positions have the same likeliest token.
+    KL(native || live) in nats of each position, and `agreed` how many positions have the same likeliest token. With
+    `prompt` the first so many tokens come at once, and all others one by one.
     """
 
-    def __init__(self, model: PreTrainedModel, tokens: list[int], live: Mapping[int, Tensor]) -> None:
-        self._model, self._live = model, live
+    def __init__(
+        self, model: PreTrainedModel, tokens: list[int], live: Mapping[int, Tensor], prompt: int | None = None
+    ) -> None:
+        self._model, self._live, self._prompt = model, live, prompt
         self._tokens = tokens[: max(live)]
         self._cache = DynamicCache(config=model.config)
-        self._takes_keep = "logits_to_keep" in inspect.signature(model.forward).parameters
+        names = inspect.signature(model.forward).parameters
+        self._takes_keep, self._takes_positions = "logits_to_keep" in names, "position_ids" in names
         self.num_done = 0
         self.kl: list[float] = []
         self.agreed = 0
@@ -38,14 +46,23 @@ class NativeRun:
 
     @property
     def cache_bytes(self) -> int:
-        """What the cache will hold at the end, by what it holds now."""
+        """What the cache holds now."""
         tensors = [each for layer in self._cache.layers for each in vars(layer).values() if isinstance(each, Tensor)]
-        return sum(each.nbytes for each in tensors) * len(self._tokens) // max(self.num_done, 1)
+        return sum(each.nbytes for each in tensors)
 
     @torch.no_grad()
     def advance(self, count: int) -> int:
-        """Compute up to `count` tokens; returns how many. Raises what the model raises."""
-        start, stop = self.num_done, min(self.num_done + count, len(self._tokens))
+        """Compute up to `count` tokens, or the whole prompt; returns how many. Raises what the model raises."""
+        start = self.num_done
+        if self._prompt is None or not start:
+            self._compute(min(start + (self._prompt or count), len(self._tokens)))
+        while self._prompt is not None and self.num_done < min(start + count, len(self._tokens)):
+            self._compute(self.num_done + 1)
+        return self.num_done - start
+
+    def _compute(self, stop: int) -> None:
+        """The tokens up to there, in one forward."""
+        start = self.num_done
         wanted = [position for position in range(start + 1, stop + 1) if position in self._live]
         logits = self._forward(start, stop, wanted)
         for first in range(0, len(wanted), ROWS_AT_ONCE):
@@ -55,7 +72,6 @@ class NativeRun:
             self.kl += kl.tolist()
             self.agreed += int(agrees.sum())
         self.num_done = stop
-        return stop - start
 
     def _forward(self, start: int, stop: int, wanted: list[int]) -> Tensor:
         """[max(wanted, 1), vocab]"""
@@ -63,6 +79,8 @@ class NativeRun:
         rows = torch.tensor([position - 1 - start for position in wanted] or [0], device=device)
         ids = torch.tensor([self._tokens[start:stop]], device=device)
         options = {"logits_to_keep": rows} if self._takes_keep else {}
+        if self._takes_positions:  # a cache whose first layer keeps a state does not know them
+            options["position_ids"] = torch.arange(start, stop, device=device)[None]
         output = self._model(input_ids=ids, use_cache=True, **{compat.cache_argument(): self._cache}, **options)
         logits: Tensor = output.logits[0] if self._takes_keep else output.logits[0, rows]
         logits[0, 0].item()  # wait for the device: what this took is measured

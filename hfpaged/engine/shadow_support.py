@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def check_shadow(share: float, runner: ModelRunner) -> None:
-    """Raises InvalidConfigError where there is nothing to compare, or it cannot be computed in pieces."""
+    """Raises InvalidConfigError where there is nothing to compare."""
     if not share:
         return
     kv_format, dtype = runner.cache.pool.kv_format, compat.transformers_model(runner.model).dtype
@@ -28,11 +28,6 @@ def check_shadow(share: float, runner: ModelRunner) -> None:
             f"keys and values in {dtype}, as the model computes them: there is nothing to compare; give it a kv_dtype "
             "such as int8, or leave shadow out"
         )
-    if runner.whole_prompts:
-        raise InvalidConfigError(
-            f"shadow={share:g} computes requests again in small pieces, and this model needs all of a prompt in one "
-            "forward; leave shadow out, and use `hfpaged quality` to see what the format costs"
-        )
 
 
 def attach_shadow(parts: Assembly, loop: EngineLoop, tally: Tally) -> tuple[Shadow, ...]:
@@ -40,8 +35,12 @@ def attach_shadow(parts: Assembly, loop: EngineLoop, tally: Tally) -> tuple[Shad
     if not parts.spec.shadow:
         return ()
     pool = parts.engine.pool
-    title = pool.kv_format.title
-    shadow = Shadow(parts.spec.shadow, title, parts.router, loop.requests, parts.engine.tells.emit)
+    title, runner = pool.kv_format.title, parts.runner
+    as_generate = runner.whole_prompts or runner.cache.keeps_state
+    shadow = Shadow(
+        parts.spec.shadow, title, parts.router, loop.requests, parts.engine.tells.emit,
+        longest_prompt=parts.spec.max_num_batched_tokens if as_generate else None,
+    )  # fmt: skip
     loop.spare = shadow
     tally.begin_shadow(title)
     return (shadow,)
