@@ -106,18 +106,18 @@ def expected(plain, outputs):
 
 
 @pytest.mark.parametrize(
-    ("settings", "sizes"),
+    ("kv_dtype", "settings", "sizes"),
     [
-        (GREEDY, {}),
-        ({"max_new_tokens": NEW, "do_sample": True, "temperature": 1.5, "seed": 3}, {}),
-        ({"max_new_tokens": NEW, "prompt_lookup_num_tokens": 3}, {}),
-        (GREEDY, {"max_num_batched_tokens": 16, "max_num_seqs": 8}),  # prompts in chunks
-        ({"max_new_tokens": 40, "do_sample": False}, {"num_blocks": 13, "watermark": 0.0}),  # with preemptions
+        ("int8", GREEDY, {}),
+        ("int4", GREEDY, {}),
+        ("int8", {"max_new_tokens": NEW, "do_sample": True, "temperature": 1.5, "seed": 3}, {}),
+        ("int8", {"max_new_tokens": NEW, "prompt_lookup_num_tokens": 3}, {}),
+        ("int8", GREEDY, {"max_num_batched_tokens": 16, "max_num_seqs": 8}),  # prompts in chunks
+        ("int8", {"max_new_tokens": 40, "do_sample": False}, {"num_blocks": 13, "watermark": 0.0}),  # with preemptions
     ],
-    ids=["greedy", "sampled", "speculation", "chunks", "preempted"],
+    ids=["greedy", "int4", "sampled", "speculation", "chunks", "preempted"],
 )
-@pytest.mark.parametrize("kv_dtype", ["int8", "int4"])
-def test_metrics_are_what_an_independent_computation_finds(plain, model, settings, sizes, kv_dtype):
+def test_metrics_are_what_an_independent_computation_finds(plain, model, kv_dtype, settings, sizes):
     batcher = batcher_of(model, kv_dtype=kv_dtype, **sizes)
     given = [[5, 6, 7, 5, 6, 7, 5, 6, 7, 5, 6], *TWO, [*TWO[0], 7, 8]]  # the last one shares a prefix
     outputs = batcher.generate(given, logprobs=VOCAB, **settings)
