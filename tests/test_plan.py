@@ -248,8 +248,10 @@ def test_a_model_without_keys_has_no_blocks_to_tell_of(capsys):
 def test_a_layer_without_attention_keeps_nothing_and_a_state_is_all_of_its_parts():
     layers = (LayerKV("none"), LayerKV("borrowed"), LayerKV("state", state_dim=1000, state_bytes=500))
     assert lines_of_layers(llama(layers=layers)) == [
-        "1 x no keys and values", "1 x what another layer keeps", "1 x a state for each sequence (2.5 kB)",
-    ]  # fmt: skip
+        "1 x nothing, as they attend to no text",
+        "1 x what another layer keeps",
+        "1 x a state for each sequence (2.5 kB)",
+    ]
 
 
 def test_a_config_that_an_editor_of_windows_has_saved_is_read(capsys, tmp_path, path):

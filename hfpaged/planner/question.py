@@ -33,7 +33,8 @@ def workload_of(args: argparse.Namespace, facts: ModelFacts) -> Workload:
     """
     encoder, prompt = args.encoder_tokens, args.prompt
     if encoder is None and facts.cross_layers:
-        encoder = _heard_or_seen(facts) or prompt or min(facts.max_positions or USUAL_CONTEXT, USUAL_CONTEXT)
+        read = prompt or facts.config.get("max_source_positions")
+        encoder = _heard_or_seen(facts) or read or min(facts.max_positions or USUAL_CONTEXT, USUAL_CONTEXT)
     if facts.config.get("is_encoder_decoder") and not (prompt and _heard_or_seen(facts)):
         prompt = None if args.output is None else 0
     prompt, output, context = _lengths(prompt, args.output, args.context, facts)

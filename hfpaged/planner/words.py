@@ -9,8 +9,7 @@ from hfpaged.planner.kv_formats import dtype_bytes
 from hfpaged.planner.model_facts import LayerKV, ModelFacts
 from hfpaged.planner.units import counted, decimal
 
-_SEEN = {"none": "no keys and values", "borrowed": "what another layer keeps"}
-_SEEN |= {"full": "full attention", "state": "a state for each sequence", "dense": "caches that are not paged"}
+_SEEN = {"full": "full attention", "state": "a state for each sequence", "dense": "caches that are not paged"}
 _PARTS = {2: "half", 3: "a third", 4: "a quarter", 8: "an eighth"}
 
 
@@ -34,7 +33,8 @@ def verdict(found: Fit) -> str:
 
 def layers(facts: ModelFacts) -> list[str]:
     """What the layers keep, equal ones together."""
-    return [f"{count} x {_layer(layer, facts.dtype)}" for layer, count in Counter(facts.layers).items()]
+    size = dtype_bytes(facts.dtype)
+    return [f"{count} x {_layer(layer, size)}" for layer, count in Counter(facts.layers).items()]
 
 
 def grouped(facts: ModelFacts) -> str | None:
@@ -75,12 +75,15 @@ def _count(sequences: int) -> str:
     return f"{sequences:,}" if sequences < MANY else "any number"
 
 
-def _layer(layer: LayerKV, dtype: str) -> str:
-    if layer.kind in ("none", "borrowed"):
-        return _SEEN[layer.kind]
-    if layer.kind == "state":
-        return f"{_SEEN['state']} ({decimal(layer.state_bytes + layer.state_dim * dtype_bytes(dtype))})"
+def _layer(layer: LayerKV, size: int) -> str:
+    """`size`: bytes of a number in the model's dtype."""
     sizes = f"{counted(layer.kv_heads, 'KV head')} x {layer.key_dim}"
     sizes += f" and {layer.value_dim}" * (layer.key_dim != layer.value_dim)
+    if layer.kind == "borrowed":
+        return "what another layer keeps"
+    if layer.kind == "none":
+        return "nothing, as they attend to no text"
+    if layer.kind == "state":
+        return f"{_SEEN['state']} ({decimal(layer.state_bytes + size * layer.state_dim)})"
     seen = _SEEN.get(layer.kind) or f"{layer.kind}, {layer.window:,} tokens"
     return f"{seen}, {sizes}"
