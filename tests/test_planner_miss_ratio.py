@@ -24,16 +24,20 @@ def trace_of(paths, outputs=()):
     return Trace(requests, CHUNK)
 
 
-def simulated(trace, capacity):
-    """Tokens found by a cache of `capacity` chunks, request by request, chunk by chunk."""
+def pieces(hashes, piece):
+    return [(value, place) for value in hashes for place in range(CHUNK // piece)]
+
+
+def simulated(trace, capacity, piece=CHUNK):
+    """Tokens found by a cache of `capacity` pieces, request by request, piece by piece."""
     cache, found = OrderedDict(), 0
     for number, request in enumerate(trace.requests):
-        for value in request.hashes:
+        for value in pieces(request.hashes, piece):
             if value not in cache:
                 break
-            found += CHUNK
-        total = -(-(request.prompt_tokens + request.output_tokens) // CHUNK)
-        hashes = [*request.hashes, *request.answer_hashes]
+            found += piece
+        total = -(-(request.prompt_tokens + request.output_tokens) // piece)
+        hashes = pieces([*request.hashes, *request.answer_hashes], piece)
         chunks = hashes + [(number, extra) for extra in range(total - len(hashes))]
         for value in reversed(chunks):  # the first is the most recent
             cache[value] = None
@@ -49,9 +53,24 @@ def simulated(trace, capacity):
 )
 def test_the_curve_is_what_a_simulated_cache_finds_at_every_size(paths, outputs):
     trace = trace_of(paths, outputs)
-    curve = miss_ratio_curve(trace)
-    for capacity in range(60):
-        assert curve.hit_tokens(capacity) == simulated(trace, capacity)
+    for block_size in (None, 2, 3, 8):
+        curve = miss_ratio_curve(trace, block_size=block_size)
+        assert curve.chunk == {None: CHUNK, 2: 2, 3: 1, 8: CHUNK}[block_size]
+        for capacity in range(0, 60, 1 if curve.chunk == CHUNK else 7):
+            assert curve.hit_tokens(capacity) == simulated(trace, capacity, curve.chunk)
+
+
+def test_the_end_of_a_prompt_takes_its_blocks_and_no_whole_chunk():
+    requests = [TraceRequest(float(i), 520, 1, (i % 2,)) for i in range(4)]  # one new token behind a chunk of 512
+    by_blocks = miss_ratio_curve(Trace(requests, 512), block_size=16)
+    assert by_blocks.enough * by_blocks.chunk == 2 * 512 + 16
+    by_chunks = miss_ratio_curve(Trace(requests, 512))
+    assert by_chunks.enough * by_chunks.chunk == 3 * 512
+
+
+def test_of_a_chunk_that_is_a_part_of_a_prompt_no_more_is_found_than_the_prompt_has():
+    twice = [TraceRequest(float(i), 550, 0, (1, 2)) for i in range(2)]  # as in Mooncake's traces
+    assert miss_ratio_curve(Trace(twice, 512), block_size=16).hit_tokens(1000) == 549
 
 
 def test_answers_that_come_again_as_prompts_are_found():

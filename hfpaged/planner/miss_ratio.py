@@ -10,6 +10,9 @@ request touched together, not for each chunk.
     request 2 touches   a b e         recent than what follows it, and a cache loses the ends first, as the pool does.
     the stack is then   a b e c d     Live chunks of request 1 are c and d: always the ones behind those touched again.
 
+A hash may stand for many blocks, of which answers and the ends of prompts fill some only: stretches are counted in
+pieces of a block, or of what else divides both.
+
 Exact for such a cache, which differs from the real pool in that all of a request is there from the moment it comes:
 nothing is pinned by requests that run, and nobody waits or is preempted for want of blocks. A replay knows all that.
 """
@@ -21,6 +24,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby
+from math import gcd
 
 from hfpaged.planner.trace import Trace, TraceRequest
 
@@ -29,8 +33,8 @@ TELL_EVERY = 10_000  # requests
 
 @dataclass(frozen=True)
 class MissRatioCurve:
-    """Found tokens by the size of the cache in chunks of `chunk` tokens. Between two of the sizes in `ends` each chunk
-    more finds `rates` tokens more; `sums` have been found up to there.
+    """Found tokens by the size of the cache in chunks of `chunk` tokens, the pieces that it was counted in. Between two
+    of the sizes in `ends` each chunk more finds `rates` tokens more; `sums` have been found up to there.
     """
 
     chunk: int
@@ -61,31 +65,37 @@ class MissRatioCurve:
         return self.hit_ratio(self.enough)
 
 
-def miss_ratio_curve(trace: Trace, told: Callable[[int], None] | None = None) -> MissRatioCurve:
-    """The curve of a trace. `told` is called now and then with the requests that are done."""
-    stack = _Stack(len(trace.requests), trace.chunk)
+def miss_ratio_curve(
+    trace: Trace, told: Callable[[int], None] | None = None, *, block_size: int | None = None
+) -> MissRatioCurve:  # fmt: skip
+    """The curve of a trace, by blocks of `block_size` tokens, or by whole chunks. `told` is called now and then with
+    the requests that are done.
+    """
+    piece = gcd(trace.chunk, block_size or trace.chunk)
+    stack = _Stack(len(trace.requests), piece, trace.chunk // piece)
     for index, request in enumerate(trace.requests):
         stack.touch(index, request)
         if told is not None and index % TELL_EVERY == 0:
             told(index)
-    return _curve(trace, stack.gains)
+    return _curve(trace, piece, stack.gains)
 
 
-def _curve(trace: Trace, gains: dict[int, int]) -> MissRatioCurve:
-    """From the distances at which the tokens per chunk change to a curve: a chunk at distance d is found from d on."""
+def _curve(trace: Trace, piece: int, gains: dict[int, int]) -> MissRatioCurve:
+    """From the distances at which the tokens per piece change to a curve: a piece at distance d is found from d on."""
     ends = [distance - 1 for distance in sorted(gains)]
     rates = list(accumulate(gains[end + 1] for end in ends))
     steps = [rate * (after - end) for rate, end, after in zip(rates, ends, ends[1:], strict=False)]
-    return MissRatioCurve(trace.chunk, trace.prompt_tokens, ends, rates, [0, *accumulate(steps)][: len(ends)])
+    return MissRatioCurve(piece, trace.prompt_tokens, ends, rates, [0, *accumulate(steps)][: len(ends)])
 
 
 class _Stack:
-    """What requests have touched, as one run of chunks for each: `size` chunks, of which those before `first` have been
-    touched by a later one. `gains` are differences of tokens found, by distance.
+    """What requests have touched, as one run of pieces for each: `size` pieces, of which those before `first` have been
+    touched by a later one. A chunk, which a hash stands for, is `per_chunk` pieces of `piece` tokens. `gains` are
+    differences of tokens found, by distance in pieces.
     """
 
-    def __init__(self, requests: int, chunk: int) -> None:
-        self._chunk = chunk
+    def __init__(self, requests: int, piece: int, per_chunk: int) -> None:
+        self._piece, self._per_chunk = piece, per_chunk
         self._run_of: dict[int, int] = {}
         self._first = [0] * requests
         self._live = FenwickTree(requests)
@@ -95,27 +105,33 @@ class _Stack:
         """Note the distances of a request's chunks, then bring them to the top."""
         runs = list(map(self._run_of.get, request.hashes))
         found, last = self._note(runs)
-        excess = found * self._chunk - max(request.prompt_tokens - 1, 0)  # one token is always computed
+        excess = found * self._piece - max(request.prompt_tokens - 1, 0)  # one token is always computed
         if found and excess > 0:
-            self._gain(last, 1, -min(excess, self._chunk))
-        size = -(-(request.prompt_tokens + request.output_tokens) // self._chunk)
-        size += max(request.n - 1, 0) * -(-request.output_tokens // self._chunk)
+            self._lose(last, min(excess, self._piece * self._per_chunk))
+        size = -(-(request.prompt_tokens + request.output_tokens) // self._piece)
+        size += max(request.n - 1, 0) * -(-request.output_tokens // self._piece)
         hashes = request.hashes + request.answer_hashes
         self._take(runs + list(map(self._run_of.get, request.answer_hashes)))
         self._run_of.update(dict.fromkeys(hashes, run))
-        self._live.add(run, max(size, len(hashes)))
+        self._live.add(run, max(size, len(hashes) * self._per_chunk))
 
     def _note(self, runs: Sequence[int | None]) -> tuple[int, int]:
-        """Gains of the leading chunks that are known; how many they are, and the distance of the last."""
+        """Gains of the leading chunks that are known; how many pieces they are, and the distance of the last."""
         depth, distance = 0, 0
         for run, group in groupby(runs):
             if run is None:
                 break
-            count = len(list(group))
+            count = len(list(group)) * self._per_chunk
             distance = self._live.after(run) + depth - self._first[run] + 1
-            self._gain(distance, count, self._chunk)
+            self._gain(distance, count, self._piece)
             depth, distance = depth + count, distance + count - 1
         return depth, distance
+
+    def _lose(self, last: int, tokens: int) -> None:
+        """Of the pieces that end at distance `last`, the last `tokens` tokens are not found."""
+        whole, rest = divmod(tokens, self._piece)
+        self._gain(last - whole + 1, whole, -self._piece)
+        self._gain(last - whole, 1, -rest)
 
     def _gain(self, distance: int, count: int, tokens: int) -> None:
         self.gains[distance] += tokens
@@ -125,7 +141,7 @@ class _Stack:
         """Take chunks out of the runs that had them."""
         depth = 0
         for run, group in groupby(runs):
-            count = len(list(group))
+            count = len(list(group)) * self._per_chunk
             depth += count
             if run is not None:
                 self._first[run] = depth

@@ -76,7 +76,7 @@ class HitsByPool:
         return {
             "pool_bytes": self.pool,
             "token_bytes": self.token_bytes,
-            "chunk_tokens": self.curve.chunk,
+            "piece_tokens": self.curve.chunk,
             "hit_ratio": self.at(self.pool),
             "most_hit_ratio": self.curve.most,
             "enough_pool_bytes": self.enough,
@@ -104,7 +104,7 @@ def hits_by_pool(trace: Trace, found: Fit, told: Callable[[int], None] | None = 
             "the trace does not say which prompts begin alike, so that it has no hits to be counted; record it with "
             "`hfpaged serve --record`, or give each request its hashes"
         )
-    curve = miss_ratio_curve(trace, told)
+    curve = miss_ratio_curve(trace, told, block_size=found.layout.block_size)
     beside = USUAL_SEQUENCES * found.layout.residual_bytes
     sizes = _token_bytes(found.layout)
     return HitsByPool(curve, found.pool, found.case.choices.kv_format, sizes, beside, _others(found))
