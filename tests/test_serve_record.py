@@ -148,6 +148,51 @@ def test_what_is_no_trace_is_never_overwritten(tmp_path):
         recording.Recorder(own, batcher)
 
 
+def test_what_is_no_file_or_not_its_own_is_refused_and_keeps_its_mode(tmp_path, monkeypatch):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe, 0o644)
+    with pytest.raises(InvalidConfigError, match="is no file that lines can be kept in"):
+        check_record(str(pipe))
+    assert stat.S_IMODE(pipe.stat().st_mode) == 0o644
+
+    def not_allowed(file, mode):
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(recording.os, "fchmod", not_allowed)
+    with pytest.raises(InvalidConfigError, match="cannot be kept from others"):
+        check_record(str(tmp_path / "trace"))
+
+
+def test_a_disk_that_is_full_at_the_start_is_one_line(tmp_path, monkeypatch):
+    with tiny_batcher() as batcher:
+        recorder = recording.Recorder(str(tmp_path / "trace"), batcher)
+        monkeypatch.setattr(recording.os, "write", lambda file, line: len(line) - 1)
+        with pytest.raises(InvalidConfigError, match="cannot be written: the disk is full"):
+            recorder.begin()
+        assert recorder not in batcher.hooks
+
+
+def test_a_disk_that_hangs_at_the_end_gets_no_line_in_another_file(tmp_path, monkeypatch, caplog):
+    path, goes_on, hangs = tmp_path / "trace", threading.Event(), threading.Event()
+    write = os.write
+
+    def slow(file, line):
+        hangs.set()
+        goes_on.wait()
+        return write(file, line)
+
+    with tiny_batcher() as batcher, recording.recording(str(path), batcher):
+        monkeypatch.setattr(recording, "CLOSE_SECONDS", 0.1)
+        monkeypatch.setattr(recording.os, "write", slow)
+        batcher.generate([HEAD], max_new_tokens=3)
+        assert hangs.wait(10)
+    with open(tmp_path / "other", "wb", buffering=0):  # it would have the number of the trace, had that been closed
+        goes_on.set()
+        wait_until(lambda: len(lines_of(path)) > 1)
+    assert not (tmp_path / "other").read_bytes()
+    assert "ends here: the disk has not taken it for 0.1 s" in caplog.text
+
+
 def test_the_command_line_says_at_once_what_cannot_be_recorded(tmp_path, capsys):
     assert cli.main(["serve", "--port", "0", "--record", str(tmp_path)]) == 2
     assert "cannot be written: Is a directory" in capsys.readouterr().err

@@ -12,6 +12,7 @@ import logging
 import os
 import queue
 import secrets
+import stat
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -51,8 +52,14 @@ class Recorder:
         self._is_over = False
 
     def begin(self) -> None:
-        """Write the header, and record from now on."""
-        self._put(self._header())
+        """Write the header, and record from now on. Raises InvalidConfigError where the disk is full."""
+        try:
+            self._put(self._header())
+        except OSError as error:
+            os.close(self._file)
+            raise InvalidConfigError(
+                f"--record {self.path} cannot be written: {error.strerror or error}; name a file on another disk"
+            ) from error
         self._writer.start()
         self._batcher.hooks.append(self)
 
@@ -76,7 +83,11 @@ class Recorder:
             self._batcher.hooks.remove(self)
         self._queue.put(None)
         self._writer.join(CLOSE_SECONDS)
-        os.close(self._file)
+        if self._writer.is_alive():  # whoever gets the number of a closed file next would get its lines
+            self._is_over = True
+            logger.error("--record %s ends here: the disk has not taken it for %g s", self.path, CLOSE_SECONDS)
+        else:
+            os.close(self._file)
 
     def _write_all(self) -> None:
         while (item := self._queue.get()) is not None:
@@ -131,14 +142,8 @@ class Recorder:
             "duration": _rounded((metrics.finished_time or event.time) - metrics.arrival_time),
         }
         usual: dict[str, Any] = {
-            "like": None,
-            "tenant": 0,
-            "adapter": 0,
-            "n": 1,
-            "priority": 0,
-            "answer_hashes": [],
-            "ttft": None,
-        }
+            "like": None, "tenant": 0, "adapter": 0, "n": 1, "priority": 0, "answer_hashes": [], "ttft": None,
+        }  # fmt: skip
         return {name: value for name, value in record.items() if name not in usual or value != usual[name]}
 
     @staticmethod
@@ -165,12 +170,23 @@ def open_trace(path: str, chunk: int | None) -> int:
             f"--record {path} cannot be written: {error.strerror}; name a file in a folder that is there"
         ) from error
     try:
+        if not stat.S_ISREG(os.fstat(file).st_mode):  # a device would get the mode of a trace, for everybody
+            raise InvalidConfigError(f"--record {path} is no file that lines can be kept in; name another file")
         _check_end(file, path, chunk)
-        os.fchmod(file, 0o600)
+        _keep_private(file, path)
     except BaseException:
         os.close(file)
         raise
     return file
+
+
+def _keep_private(file: int, path: str) -> None:
+    try:
+        os.fchmod(file, 0o600)
+    except OSError as error:
+        raise InvalidConfigError(
+            f"--record {path} cannot be kept from others ({error.strerror}); name a file of this server's own user"
+        ) from error
 
 
 def _check_end(file: int, path: str, chunk: int | None) -> None:
