@@ -26,14 +26,14 @@ _SETTINGS: dict[str, Callable[[Variant], str]] = {
 }
 _FIGURES: dict[str, Callable[[Outcome], str]] = {
     "hits": lambda found: f"{found.hit_rate:.1%}",
-    "preempted": lambda found: f"{found.preemptions:,}",
+    "pre-\nempted": lambda found: f"{found.preemptions:,}",
     "waste": lambda found: f"{found.waste:.1%}",
-    "pool used": lambda found: f"{found.pool_used:.0%}",
+    "pool\nused": lambda found: f"{found.pool_used:.0%}",
     "batch": lambda found: f"{found.mean_batch:.1f}",
-    "out tok/s": lambda found: f"{found.output_tokens_per_second:,.0f}",
-    "queue p50/p99": lambda found: _pair(found.queue),
-    "TTFT p50/p99": lambda found: _pair(found.ttft),
-    "ITL p50/p99": lambda found: _pair(found.gap),
+    "out\ntok/s": lambda found: f"{found.output_tokens_per_second:,.0f}",
+    "queue\np50 / p99": lambda found: _pair(found.queue),
+    "TTFT\np50 / p99": lambda found: _pair(found.ttft),
+    "ITL\np50 / p99": lambda found: _pair(found.gap),
 }
 
 
@@ -57,7 +57,7 @@ def _table(outcomes: Sequence[Outcome]) -> Table:
     for name in names:
         table.add_column(name, justify="right", no_wrap=True)
     for name in _FIGURES:
-        table.add_column(name, justify="right", no_wrap=True)
+        table.add_column(name, justify="right", overflow="fold")
     for found in outcomes:
         cells = [_SETTINGS[name](found.variant) for name in names] + [of(found) for of in _FIGURES.values()]
         table.add_row(*cells, style="red" if takes_off(found) else None)
@@ -65,4 +65,4 @@ def _table(outcomes: Sequence[Outcome]) -> Table:
 
 
 def _pair(spread: Spread) -> str:
-    return "/".join("-" if value is None else lasting(value) for value in (spread.p50, spread.p99))
+    return " / ".join("-" if value is None else lasting(value) for value in (spread.p50, spread.p99))

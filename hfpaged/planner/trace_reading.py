@@ -9,8 +9,9 @@ import json
 import sys
 import zlib
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from io import BufferedReader
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -138,12 +139,9 @@ class _Reading:
 
 @contextmanager
 def _opened(path: str) -> Iterator[BinaryIO]:
-    if path == _STDIN:
-        yield sys.stdin.buffer
-        return
-    with open(path, "rb") as file:
-        is_compressed = file.read(2) == _GZIP
-        file.seek(0)
+    with nullcontext(sys.stdin.buffer) if path == _STDIN else open(path, "rb") as file:
+        # Whatever its name is; a pipe cannot go back.
+        is_compressed = cast(BufferedReader, file).peek(len(_GZIP)).startswith(_GZIP)
         yield cast(BinaryIO, gzip.GzipFile(fileobj=file)) if is_compressed else file
 
 
