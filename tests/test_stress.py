@@ -136,7 +136,7 @@ def test_a_pool_that_is_too_small_thrashes(stress, monkeypatch):
     code, found, _ = stress(2, "--num-blocks", "48", "--block-size", "4", "--max-num-seqs", "48", "--length", "60")
     assert code == 1
     assert "thrash" in [each["name"] for each in found["findings"]]
-    assert found["tokens"]["recomputed_share"] > 0.1
+    assert found["tokens"]["recomputed_share"] > 0.15
     assert found["preemptions"] > 10
     assert "--max-num-seqs" in finding(found, "thrash")["remedy"]
 

@@ -23,7 +23,7 @@ ABORTED = 0.15  # of all requests
 PREFIXES = 4  # common beginnings at a time
 PREFIX_LIVES = 40  # requests until one of them gives way to a new one
 # Tokens of all that may run at once against those of the pool: more waits, and is always there when blocks come back.
-PRESSURE = 1.4
+PRESSURE = 1.7
 SHORTEST = 8
 
 
