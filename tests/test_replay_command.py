@@ -241,3 +241,35 @@ def test_a_broken_process_is_said_and_does_not_hang(monkeypatch):
     monkeypatch.setattr("hfpaged.planner.replay_runs.replay", lambda *given: os.kill(os.getpid(), signal.SIGKILL))
     with pytest.raises(RuntimeError, match="ended without an answer"):
         Runs(crowd(3), COST, jobs=2).run([Variant(10), Variant(20)])
+
+
+def written(tmp_path, *requests):
+    path = tmp_path / "short.jsonl"
+    path.write_text("".join(json.dumps(request) + "\n" for request in requests))
+    return path
+
+
+def test_where_requests_can_never_fit_no_queue_is_said_to_be_short(model, tmp_path, capsys):
+    few = [{"arrival": number, "prompt_tokens": 64, "output_tokens": 20} for number in range(20)]
+    words = ("--replay", written(tmp_path, *few), "--cost", GIVEN, "--jobs", 1)
+    found = as_json(capsys, model, "--kv-cache-memory", "8KiB", *words)  # 2 blocks of 16 tokens
+    assert (found["variants"][0]["too_long"], found["knee"]) == (20, None)
+    assert found["verdict"] == "20 of 20 requests can never fit this pool"
+    found = as_json(capsys, model, *words, "--no-knee", "--over", "pool=8KiB,64KiB,128KiB")
+    assert "the queue stays short from a pool of 256 tokens on" in found["verdict"]
+
+
+def test_requests_that_come_all_at_once_have_no_rate_and_no_knee(model, tmp_path, capsys):
+    burst = [{"arrival": 5.0, "prompt_tokens": 64, "output_tokens": 20}] * 30
+    words = ("--kv-cache-memory", "64KiB", "--replay", written(tmp_path, *burst), "--cost", GIVEN, "--jobs", 1)
+    found = as_json(capsys, model, *words)
+    assert found["knee"] is None
+    assert found["verdict"] == "the queue takes off at the rate of the trace"
+
+
+def test_the_rate_of_the_knee_is_that_of_the_requests_it_was_looked_for_with(model, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("hfpaged.planner.knee.REQUESTS", 11)
+    fast_then_slow = [*range(11), *range(1000, 2000, 100)]
+    requests = [{"arrival": float(second), "prompt_tokens": 64, "output_tokens": 20} for second in fast_then_slow]
+    words = ("--kv-cache-memory", "64KiB", "--replay", written(tmp_path, *requests), "--cost", GIVEN, "--jobs", 1)
+    assert as_json(capsys, model, *words)["knee"]["requests_per_second"] == pytest.approx(1.1)

@@ -48,6 +48,11 @@ def takes_off(outcome: Outcome) -> bool:
     return queue is not None and duration is not None and queue > WAIT * (duration - queue)
 
 
+def serves(outcome: Outcome) -> bool:
+    """Whether nearly all requests have room in the pool at all, and none of them waits long."""
+    return outcome.too_long <= REFUSED * outcome.requests and not takes_off(outcome)
+
+
 def find_knee(
     variant: Variant, requests_per_second: float, run: Callable[[Sequence[Variant]], list[Outcome]]
 ) -> Knee:  # fmt: skip

@@ -55,7 +55,7 @@ def run(args: argparse.Namespace, found: Fit) -> int:
 
 def _replayed(args: argparse.Namespace, found: Fit) -> Report:
     from hfpaged.planner.cost_source import known_cost
-    from hfpaged.planner.knee import FINER, RATES, REQUESTS, find_knee
+    from hfpaged.planner.knee import FINER, RATES, REFUSED, REQUESTS, find_knee
     from hfpaged.planner.replay_grid import recorded_variant, variants_of
     from hfpaged.planner.replay_report import Report, best_of, sample
     from hfpaged.planner.replay_runs import Runs, progress
@@ -78,8 +78,10 @@ def _replayed(args: argparse.Namespace, found: Fit) -> Report:
         own, knee = outcomes[: len(variants)], None
         if args.knee and not runs.was_interrupted:
             runs.told = lambda done: told(total + done)
-            rate = count / trace.seconds if trace.seconds else 0.0
-            knee = find_knee(best_of(own).variant, rate, lambda tried: runs.run(tried, few))
+            best = best_of(own)
+            if few.seconds and best.too_long <= REFUSED * best.requests:  # else there is no rate, or no queue
+                rate = len(few.requests) / few.seconds
+                knee = find_knee(best.variant, rate, lambda tried: runs.run(tried, few))
     of_recording = outcomes[-1] if recorded is not None and len(outcomes) > len(variants) else None
     name = "stdin" if args.replay == "-" else os.path.basename(args.replay)
     if runs.was_interrupted:

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from hfpaged.planner.cost_source import KnownCost
-from hfpaged.planner.knee import Knee, takes_off
+from hfpaged.planner.knee import REFUSED, Knee, serves, takes_off
 from hfpaged.planner.outcome import Outcome
 from hfpaged.planner.trace import Trace
 from hfpaged.planner.units import counted, lasting
@@ -114,7 +114,7 @@ class Report:
         fine: dict[int, bool] = {}
         for outcome in self.outcomes:
             size = outcome.variant.pool_tokens
-            fine[size] = fine.get(size, False) or not takes_off(outcome)
+            fine[size] = fine.get(size, False) or serves(outcome)
         if len(fine) < 2 or not any(fine.values()) or all(fine.values()):
             return None
         return f"the queue stays short from a pool of {min(size for size, ok in fine.items() if ok):,} tokens on"
@@ -136,13 +136,15 @@ def best_of(outcomes: Sequence[Outcome]) -> Outcome:
     """Of those without a long queue (if there are any) and with the most tokens, to one in a hundred, one that stores
     keys and values as they are computed, and of these the one whose first tokens come soonest.
     """
-    short = [outcome for outcome in outcomes if not takes_off(outcome)] or list(outcomes)
+    short = [outcome for outcome in outcomes if serves(outcome)] or list(outcomes)
     most = max(outcome.output_tokens_per_second for outcome in short)
     able = [outcome for outcome in short if outcome.output_tokens_per_second >= 0.99 * most]
     return min(able, key=lambda outcome: (outcome.variant.kv_format != "auto", outcome.ttft.p99 or 0.0))
 
 
 def _state(outcome: Outcome) -> str:
+    if outcome.too_long > REFUSED * outcome.requests:
+        return f"{outcome.too_long:,} of {outcome.requests:,} requests can never fit this pool"
     return "the queue takes off at the rate of the trace" if takes_off(outcome) else "the queue stays short"
 
 
