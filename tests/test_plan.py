@@ -96,10 +96,25 @@ def test_nothing_helps_against_a_hundred_terabytes(capsys, path):
     assert out.splitlines()[-1].startswith("no way out was found")
 
 
+def test_json_has_what_the_table_has_with_units_in_the_names(capsys, path):
+    told = planned(capsys, path, "--device", "l4", "--prompt", 512, "--output", 512)
+    _, table, _ = run(capsys, path, "--device", "l4", "--prompt", 512, "--output", 512)
+    assert f"{told['memory']['pool_blocks']:,} blocks" in table
+    assert f"{told['kv']['request_blocks']} blocks" in table
+    assert told["kv"]["token_bytes"] == 2 * 32 * 4096 * 2
+    assert told["machine"]["bandwidth_gb_per_second"] == 300
+    units = ("bytes", "tokens", "blocks", "gb_per_second")
+    bare = {"concurrency", "count", "tp", "utilization", "block_size", "token_budget", "sequences", "exit_code"}
+    for part in (told, told["machine"], told["choices"], told["workload"], told["memory"], told["kv"]):
+        numbers = {name for name, value in part.items() if type(value) in (int, float)}
+        assert {name for name in numbers if not name.removesuffix("_outside_blocks").endswith(units)} <= bare
+
+
 def test_a_model_alone_is_enough(capsys, path):
     told = planned(capsys, path)
     assert told["workload"] == {
-        "prompt": 8192, "output": 0, "context": 8192, "concurrency": None, "shared_prefix": 0, "encoder": 0
+        "prompt_tokens": 8192, "output_tokens": 0, "context_tokens": 8192, "concurrency": None,
+        "shared_prefix_tokens": 0, "encoder_tokens": 0,
     }  # fmt: skip
     assert told["machine"]["origin"] == "found here"
 
@@ -118,7 +133,7 @@ def test_a_model_alone_is_enough(capsys, path):
 def test_two_lengths_tell_the_third(capsys, tmp_path, words, lengths):
     path = write(tmp_path, max_position_embeddings=4096)
     told = planned(capsys, path, *CARD, *words)["workload"]
-    assert (told["prompt"], told["output"], told["context"]) == lengths
+    assert (told["prompt_tokens"], told["output_tokens"], told["context_tokens"]) == lengths
 
 
 def test_what_is_chosen_reaches_the_plan(capsys, path):
@@ -142,7 +157,7 @@ def test_names_of_flags_are_those_of_serve_too(capsys, path):
             "--max-num-batched-tokens 8K --tensor-parallel-size 2"  # fmt: skip
     told = planned(capsys, path, *CARD, *words.split())
     chosen = told["choices"]
-    assert (told["workload"]["context"], told["workload"]["concurrency"]) == (2048, 4)
+    assert (told["workload"]["context_tokens"], told["workload"]["concurrency"]) == (2048, 4)
     assert (chosen["kv_format"], chosen["utilization"], chosen["token_budget"], chosen["tp"]) == ("int8", 0.5, 8192, 2)
 
 

@@ -7,8 +7,14 @@ from dataclasses import asdict
 from typing import Any
 
 from hfpaged.planner import words
+from hfpaged.planner.case import Choices, Machine, Workload
 from hfpaged.planner.fit import Fit
 from hfpaged.planner.ways_out import WayOut
+
+# By field of a machine, choices or a workload: what its number counts, where the name alone does not tell.
+_UNITS = dict.fromkeys(("memory", "overhead", "in_use", "pool"), "bytes")
+_UNITS |= dict.fromkeys(("prompt", "output", "context", "shared_prefix", "encoder", "window"), "tokens")
+_UNITS |= {"bandwidth": "gb_per_second"}
 
 
 def as_json(found: Fit, ways: Sequence[WayOut], code: int) -> dict[str, Any]:
@@ -19,9 +25,9 @@ def as_json(found: Fit, ways: Sequence[WayOut], code: int) -> dict[str, Any]:
         "model_type": facts.model_type,
         "dtype": facts.dtype,
         "layers": words.layers(facts),
-        "machine": asdict(found.case.machine),
-        "choices": asdict(found.case.choices),
-        "workload": asdict(found.case.workload),
+        "machine": _named(found.case.machine),
+        "choices": _named(found.case.choices),
+        "workload": _named(found.case.workload),
         "memory": _memory(found),
         "kv": _kv(found),
         "fits": found.fits,
@@ -43,6 +49,7 @@ def _memory(found: Fit) -> dict[str, Any]:
         "weights_source": found.weights.source,
         "activations_bytes": found.activations,
         "pool_bytes": found.pool,
+        "pool_blocks": max(0, found.pool) // found.layout.block_bytes if found.layout.block_bytes else None,
     }
 
 
@@ -50,12 +57,14 @@ def _kv(found: Fit) -> dict[str, Any]:
     layout = found.layout
     return {
         "format": layout.kv_format,
-        "block_size": layout.block_size,
+        "block_tokens": layout.block_size,
         "block_bytes": layout.block_bytes,
-        "windows": list(layout.windows),
+        "windows_tokens": list(layout.windows),
         "state_bytes": layout.state_bytes,
         "residual_bytes": layout.residual_bytes,
-        "token_bytes": layout.token_bytes,
+        "token_bytes": layout.block_bytes * len(layout.windows) / layout.block_size,
+        "token_bytes_outside_blocks": layout.token_bytes,
+        "request_blocks": layout.blocks(found.case.workload.tokens),
         "request_bytes": found.request,
         "prompt_passing_bytes": found.passing,
         "needed_bytes": found.needed,
@@ -68,10 +77,15 @@ def _way(way: WayOut) -> dict[str, Any]:
         "costs": way.costs,
         "price": round(way.price, 4),
         "served": way.is_served,
-        "choices": asdict(way.fit.case.choices),
-        "workload": asdict(way.fit.case.workload),
+        "choices": _named(way.fit.case.choices),
+        "workload": _named(way.fit.case.workload),
         "machine": way.fit.case.machine.name,
         "sequences": way.fit.sequences,
         "pool_bytes": way.fit.pool,
         "verdict": words.verdict(way.fit),
     }
+
+
+def _named(record: Machine | Choices | Workload) -> dict[str, Any]:
+    """Its fields, with units in their names."""
+    return {f"{name}_{_UNITS[name]}" if name in _UNITS else name: value for name, value in asdict(record).items()}
