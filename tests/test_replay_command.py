@@ -78,7 +78,10 @@ def test_json_has_each_variant_with_its_figures(model, trace, capsys):
     assert small["hit_rate"] <= large["hit_rate"]
     assert large["hit_tokens"] == 39 * 32
     assert large["finished"] == 40
-    assert large["ttft"]["p50"] > 0
+    assert large["ttft_seconds"]["p50"] > 0
+    seconds = {name for name, value in large.items() if isinstance(value, dict) and name != "variant"}
+    assert seconds == {"ttft_seconds", "itl_seconds", "queue_seconds", "duration_seconds", "waits_seconds"}
+    assert (found["cost"]["step_seconds"], found["cost"]["prefill_token_seconds"]) == (0.01, 1e-4)
     assert found["knee"] is None
 
 
@@ -108,13 +111,13 @@ def test_an_assumed_cost_says_so_and_a_measured_one_how_well_it_fits(model, trac
     measured.write_text("\n".join(map(json.dumps, steps)))
     fitted = as_json(capsys, *words, trace, "--cost", measured)["cost"]
     assert fitted["fit"]["r2"] == pytest.approx(1)
-    assert fitted["step"] == pytest.approx(COST.step, rel=1e-3)
+    assert fitted["step_seconds"] == pytest.approx(COST.step, rel=1e-3)
     own = tmp_path / "own.jsonl"
     own.write_text(trace.read_text() + measured.read_text())
     assert as_json(capsys, *words, own)["cost"]["fit"]["steps"] == 59
     given = tmp_path / "cost.json"
     given.write_text(json.dumps({"a": 0.02, "d": 1e-7}))
-    assert as_json(capsys, *words, trace, "--cost", given)["cost"]["step"] == 0.02
+    assert as_json(capsys, *words, trace, "--cost", given)["cost"]["step_seconds"] == 0.02
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,13 @@ class CostModel:
                 "step can have; use numbers of 0 or more, not all of them 0"
             )
 
+    def as_json(self) -> dict[str, float | str]:
+        """For programs: seconds of a step, a prompt token, a sequence that decodes and a stored token that is read."""
+        return {
+            "step_seconds": self.step, "prefill_token_seconds": self.prefill, "decode_sequence_seconds": self.decode,
+            "context_token_seconds": self.context, "source": self.source, "token_bytes": self.token_bytes,
+        }  # fmt: skip
+
     def seconds(self, prefill: int, decodes: int, context: float) -> float:
         """Of one step."""
         return self.step + self.prefill * prefill + self.decode * decodes + self.context * context

@@ -10,6 +10,7 @@ from hfpaged.planner.replay_stats import ReplayStats
 from hfpaged.planner.variant import Variant
 
 SHARES = (0.5, 0.9, 0.99)
+_SECONDS = ("busy", "ttft", "queue", "duration", "waits")
 
 
 @dataclass(frozen=True)
@@ -59,8 +60,9 @@ class Outcome:
     was_interrupted: bool = False
 
     def as_json(self) -> dict[str, Any]:
-        """For programs."""
-        return asdict(self)
+        """For programs, with units in the names; `itl_seconds` are the gaps between the tokens of a sequence."""
+        names = {"gap": "itl_seconds"} | {name: f"{name}_seconds" for name in _SECONDS}
+        return {names.get(name, name): value for name, value in asdict(self).items()}
 
 
 def outcome_of(

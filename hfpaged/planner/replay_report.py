@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from hfpaged.planner.cost_source import KnownCost
@@ -91,7 +91,7 @@ class Report:
                 "chunk": trace.chunk, "skipped": trace.skipped.count,
                 "skipped_first": [{"line": line, "reason": reason} for line, reason in trace.skipped.first],
             },
-            "cost": asdict(self.cost.cost) | {
+            "cost": self.cost.cost.as_json() | {
                 "assumed": self.cost.assumed,
                 "fit": None if fit is None else {
                     "steps": fit.steps, "left_out": fit.left_out, "r2": fit.r2, "median_error": fit.median_error,
