@@ -56,6 +56,26 @@ def test_all_that_was_planned_is_in_the_line(capsys, path):
     assert "fits: 8 requests" in said
 
 
+def test_what_the_line_does_not_say_is_said_beside_it(capsys, path):
+    _, line, said = line_for(capsys, path, "--device", "80GB", "--context", 512)
+    assert parsed(line).max_num_seqs == 128
+    assert "say --concurrency" in said
+    _, _, said = line_for(capsys, path, "--device", "80GB", "--context", 512, "-n", 150)
+    assert "say --concurrency" not in said
+    _, _, said = line_for(capsys, path, "--device", "80GB", "--context", "16K")
+    assert "--context 16,384 is beyond the 8,192 positions of the config" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [("--for serve --replay trace.jsonl", "one after the other"), ("--for serve --sweep", "one after the other"),
+     ("--over pool=1GiB", "add --replay"), ("--cost a=1", "add --replay"), ("--requests 5", "add --replay")],
+)  # fmt: skip
+def test_no_flag_is_passed_over(capsys, path, words, said):
+    assert cli.main(["plan", path, *words.split()]) == 2
+    assert said in capsys.readouterr().err
+
+
 def test_without_a_number_as_many_as_fit_and_no_more_than_serve_takes_by_itself(capsys, path):
     few = parsed(line_for(capsys, path, "--device", "24GiB", "--context", 1024)[1])
     assert 1 < few.max_num_seqs < 128

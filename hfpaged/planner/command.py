@@ -8,6 +8,7 @@ import shlex
 import sys
 from typing import TYPE_CHECKING
 
+from hfpaged.errors import InvalidConfigError
 from hfpaged.planner import replay_command, sweep_command
 from hfpaged.planner.flags import add_flags
 
@@ -57,6 +58,7 @@ def run(args: argparse.Namespace) -> int:
     from hfpaged.planner.question import case_of
     from hfpaged.planner.ways_out import ways_out
 
+    _check(args)
     found = fit(case_of(args))
     if args.sweep is not None:
         return sweep_command.run(args, found)
@@ -77,10 +79,18 @@ def run(args: argparse.Namespace) -> int:
     return code
 
 
+def _check(args: argparse.Namespace) -> None:
+    """Raises InvalidConfigError for flags that would be passed over."""
+    if args.target is not None and (args.replay is not None or args.sweep is not None):
+        raise InvalidConfigError("--for serve prints one line and no replay or sweep; ask for them one after the other")
+    if args.replay is None and (args.over or args.cost is not None or args.requests is not None):
+        raise InvalidConfigError("--over, --cost and --requests are those of a replay; add --replay TRACE")
+
+
 def _for_serve(model: str, found: Fit, ways: list[WayOut]) -> int:
     """Print the line, and on stderr why; 1 where no flags of `hfpaged serve` help."""
-    from hfpaged.planner.serve_line import check_servable, recommended, serve_words
-    from hfpaged.planner.words import verdict
+    from hfpaged.planner.serve_line import check_servable, recommended, seats_remark, serve_words
+    from hfpaged.planner.words import remarks, verdict
 
     check_servable(found)
     best = recommended(found, ways)
@@ -91,5 +101,7 @@ def _for_serve(model: str, found: Fit, ways: list[WayOut]) -> int:
     for way in ways:
         if way.fit is best:
             print(f"hfpaged: recommended with {way.title} ({way.costs})", file=sys.stderr)
+    for remark in [*remarks(best), *seats_remark(best)]:
+        print(f"hfpaged: note: {remark}", file=sys.stderr)
     print(shlex.join(serve_words(best, model)))
     return 0

@@ -36,6 +36,16 @@ def recommended(found: Fit, ways: Sequence[WayOut]) -> Fit | None:
     return served[0].fit if served else None
 
 
+def seats_remark(found: Fit) -> list[str]:
+    """Why the line lets fewer requests run than fit, where it does."""
+    if found.case.workload.concurrency is not None or found.concurrency <= USUAL_SEQUENCES:
+        return []
+    return [
+        f"{USUAL_SEQUENCES} of these requests at once, as beyond that each waits longer for its next token than the "
+        f"batch gains; say --concurrency {found.concurrency} where all are to run"
+    ]
+
+
 def serve_words(found: Fit, model: str) -> list[str]:
     """The words of the command line."""
     choices, workload = found.case.choices, found.case.workload
