@@ -16,6 +16,7 @@ from hfpaged.block_trace import TracedBlockManager
 from hfpaged.kv_storage import LayerStore
 from hfpaged.stress import load, mix, runner
 from hfpaged.stress.load import Load
+from hfpaged.stress.native import Checker
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -154,6 +155,37 @@ def test_wrong_keys_and_values_are_wrong_tokens(stress, monkeypatch):
     assert found["checked"]["differences"]
     assert "logits better" in found["checked"]["differences"][0]
     assert line.startswith("wrong: ")
+
+
+def test_answers_that_end_early_are_wrong_tokens(stress, monkeypatch):
+    offer = Checker.offer
+
+    def shorten(self, request, prompt, tokens, asked):
+        offer(self, request, prompt, tokens[:-1], asked)
+
+    monkeypatch.setattr(Checker, "offer", shorten)
+    _, found, line = stress(1, *POOL, "--no-debug")
+    assert found["checked"]["requests"] == len(found["checked"]["differences"]) > 0
+    assert "it ended before new token" in found["checked"]["differences"][0]
+    assert line.startswith("wrong: ")
+
+
+def test_a_request_that_nobody_computes_is_not_clean(stress, monkeypatch):
+    step, lost = Load._step, []
+
+    def step_and_lose(self):
+        step(self)
+        waiting = self._batcher._parts.scheduler.waiting
+        if len(waiting) and not lost:
+            (group,) = lost[:] = [next(iter(waiting))]
+            waiting.discard(group)
+            self._aborts.pop(group.request.request_id, None)
+
+    monkeypatch.setattr(Load, "_step", step_and_lose)
+    code, found, _ = stress(1, *POOL, "--no-debug")
+    assert code == 1
+    assert found["requests"]["stuck"] == len(lost) == 1
+    assert "1 of" in finding(found, "failed")["text"]
 
 
 def test_a_request_that_fails_is_told_with_its_error(stress, monkeypatch):

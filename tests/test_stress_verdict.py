@@ -52,6 +52,7 @@ def test_a_clean_run_has_no_finding_and_says_so():
         ({"leaked": [LeakedBlock(7)]}, "leak"),
         ({"broken": "books\nblock 3: step 1"}, "leak"),
         ({"failed": 2, "finished": 78}, "failed"),
+        ({"stuck": 1}, "failed"),
         ({"received": 101}, "counters"),
         ({"own_counts": {"received": 100, "finished": 79, "aborted": 13, "rejected": 8}}, "counters"),
         ({"recomputed": 0.16}, "thrash"),
@@ -62,6 +63,16 @@ def test_a_clean_run_has_no_finding_and_says_so():
 )
 def test_each_rule_finds_what_it_is_for_and_nothing_else(changes, name):
     assert verdict(**changes) == [name]
+
+
+def test_a_clean_run_claims_no_more_than_it_has_seen():
+    """Too few samples, or such noise that a leak of 12 MiB could hide in it, exclude no growth."""
+    assert "no growth" in last_line(facts(), [], False)
+    noisy = samples(lambda n, rng: 10**9 + rng.randrange(5 * 10**8))
+    for seen in (samples(count=6), noisy):
+        run = facts(samples=seen)
+        assert judge(run) == []
+        assert "too short to exclude growth" in last_line(run, [], False)
 
 
 def test_the_worst_comes_first_and_the_others_are_named():

@@ -18,7 +18,7 @@ verdicts:
   clean      nothing of what follows
   wrong      tokens that are not those of the model alone
   leak       blocks that nobody gave back, or books that do not agree; with --debug the last transitions of each
-  failed     requests that ended with an error
+  failed     requests that ended with an error, or stood still and never ended
   counters   received is not finished + aborted + refused + in flight
   growth     resident or device memory that grows with each request: its slope, and what grew
   slower     later requests take longer for each token than earlier ones

@@ -43,7 +43,7 @@ class OtherCaches:
             self._generate(fork, begun + self._mix.ids(2))
             self._generate(cache, begun + self._mix.ids(1))
             self._generate(self._cache(), prompt, num_beams=2)
-            self._checker.offer(f"generate {self.rounds}", prompt, begun[len(prompt) :])
+            self._checker.offer(f"generate {self.rounds}", prompt, begun[len(prompt) :], NEW)
             self._kept.append(fork)
         except OutOfBlocksError:  # the batcher has them: an honest answer, and all blocks of these caches come back
             self.out_of_blocks += 1

@@ -78,6 +78,7 @@ class Facts:
     grown: Sequence[tuple[str, int]]
     other_rounds: int
     other_out_of_blocks: int
+    stuck: int = 0
     warm: Sequence[Sample] = field(init=False)
 
     def __post_init__(self) -> None:

@@ -20,6 +20,7 @@ WAITING = 4  # requests beyond those that run: one is always there when blocks c
 OTHERS, CHECKS = 0.1, 0.05  # of the time: generate() with other caches, integrity checks
 DRAIN = 0.2  # of the time, and ten seconds: what has not come to its end by then is aborted
 MOST_ERRORS = 10
+IDLE = 1.0  # seconds without a computed token, while requests are there: nobody will compute them any more
 
 
 @dataclass
@@ -56,6 +57,7 @@ class Load:
         self.errors: list[str] = []
         self._in_flight: dict[str, Attempt] = {}
         self._aborts: dict[str, int] = {}  # in which step
+        self.stuck = 0  # requests that nothing was done for when they were given up
         self._steps = 0
         self._seconds = seconds
         self._for_others, self._for_checks = TimeShare(OTHERS), TimeShare(CHECKS)
@@ -72,6 +74,8 @@ class Load:
         self.watch.is_loading = False
         end = self.watch.seconds + max(DRAIN * seconds, 10.0)
         self._until(lambda: not self._batcher.has_work or self.watch.seconds >= end, adds=False)
+        if not self._batcher.has_work or self.watch.seconds - self.watch.computed_at > IDLE:
+            self.stuck = self.in_flight
         for name in list(self._in_flight):
             self._batcher.abort(name)
         while self._batcher.has_work:
@@ -138,4 +142,5 @@ class Load:
             self.counts.computed += output.metrics.computed_tokens
             self.counts.needed += len(attempt.prompt) - output.num_cached_tokens + tokens - 1
         if attempt.is_greedy:
-            self.checker.offer(output.request_id, attempt.prompt, output.token_ids)
+            asked = attempt.settings["max_new_tokens"]
+            self.checker.offer(output.request_id, attempt.prompt, output.token_ids, asked)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass
 from typing import Any
@@ -24,16 +25,18 @@ EXACT, ROUNDED = 1e-3, 1.5
 
 @dataclass(frozen=True)
 class Difference:
-    """A request whose tokens part at `position` of the new ones, by `gap` logits."""
+    """A request whose tokens part at `position` of the new ones, by `gap` logits; `got` is None where they ended."""
 
     request: str
     position: int
     prompt_tokens: int
     expected: int
-    got: int
+    got: int | None
     gap: float
 
     def __str__(self) -> str:
+        if self.got is None:
+            return f"{self.request} ({self.prompt_tokens} prompt tokens): it ended before new token {self.position}"
         return (
             f"{self.request} ({self.prompt_tokens} prompt tokens): new token {self.position} is {self.got}, and alone "
             f"{self.expected}, {self.gap:.3g} logits better"
@@ -49,14 +52,14 @@ class Checker:
         self._model, self._kv_dtype, self._block_size = model, kv_dtype, block_size
         self.is_native = kv_dtype == "auto"
         self.is_exact = self.is_native and model.dtype == torch.float32
-        self._offered: deque[tuple[str, list[int], list[int]]] = deque(maxlen=WAITING)
+        self._offered: deque[tuple[str, list[int], list[int], int]] = deque(maxlen=WAITING)
         self._time = TimeShare(SHARE)
         self.checked = self.close = 0
         self.differences: list[Difference] = []
 
-    def offer(self, request: str, prompt: list[int], tokens: list[int]) -> None:
-        """A greedy request has finished."""
-        self._offered.append((request, prompt, tokens))
+    def offer(self, request: str, prompt: list[int], tokens: list[int], asked: int) -> None:
+        """A greedy request has finished that was to have `asked` tokens."""
+        self._offered.append((request, prompt, tokens, asked))
 
     def check_some(self, elapsed: float) -> None:
         """Compute one again, if there is time."""
@@ -64,8 +67,8 @@ class Checker:
             with self._time:
                 self._check(*self._offered.popleft())
 
-    def _check(self, request: str, prompt: list[int], tokens: list[int]) -> None:
-        out = self._alone(prompt, len(tokens))
+    def _check(self, request: str, prompt: list[int], tokens: list[int], asked: int) -> None:
+        out = self._alone(prompt, asked)
         alone: list[int] = out.sequences[0, len(prompt) :].tolist()
         self.checked += 1
         for position, (expected, got) in enumerate(zip(alone, tokens, strict=False)):
@@ -77,6 +80,9 @@ class Checker:
                 else:
                     self.differences.append(Difference(request, position, len(prompt), expected, got, gap))
                 return
+        if len(tokens) < len(alone):
+            at = len(tokens)
+            self.differences.append(Difference(request, at, len(prompt), alone[at], None, math.nan))
 
     def _alone(self, prompt: list[int], new: int) -> Any:
         ids = torch.tensor([prompt], device=self._model.device)

@@ -10,7 +10,7 @@ from rich.table import Table
 from hfpaged.config import format_bytes
 from hfpaged.stress.facts import Facts, Trend
 from hfpaged.stress.slope import Slope
-from hfpaged.stress.verdict import Finding
+from hfpaged.stress.verdict import Finding, allowed
 
 
 def table(facts: Facts, findings: Sequence[Finding]) -> Table:
@@ -77,12 +77,20 @@ def last_line(facts: Facts, findings: Sequence[Finding], stopped: bool) -> str:
     load = f"{facts.received:,} requests in {facts.seconds:.0f} s" + (" until it was interrupted" if stopped else "")
     if not findings:
         return (
-            f"clean: {load}, the pool at least 90 % full for {100 * facts.full_share:.0f} % of the time: no leak, no "
-            f"growth, no thrash, and {facts.checked} requests had the tokens that the model gives alone."
+            f"clean: {load}, the pool at least 90 % full for {100 * facts.full_share:.0f} % of the time: no leak, "
+            f"{_growth(facts)}, no thrash, and {facts.checked} requests had the tokens that the model gives alone."
         )
     worst = findings[0]
     more = f" (also: {', '.join(each.name for each in findings[1:])})" if len(findings) > 1 else ""
     return f"{worst.name}: {worst.text}; {worst.remedy}{more}. {load}."
+
+
+def _growth(facts: Facts) -> str:
+    """What may be said of memory that was not found to grow."""
+    slopes = [found for found in (facts.resident, facts.device) if found is not None]
+    if facts.resident is None or any(found.at_most > allowed(found) for found in slopes):
+        return "too short to exclude growth"
+    return "no growth"
 
 
 def as_json(
@@ -99,7 +107,7 @@ def as_json(
         "pool": {"num_blocks": facts.num_blocks, "peak": facts.peak, "full_share": facts.full_share},
         "requests": {
             "received": facts.received, "finished": facts.finished, "aborted": facts.aborted,
-            "rejected": facts.rejected, "failed": facts.failed, "in_flight": facts.in_flight,
+            "rejected": facts.rejected, "failed": facts.failed, "in_flight": facts.in_flight, "stuck": facts.stuck,
             "kinds": dict(facts.kinds),
         },
         "tokens": {"generated": facts.tokens, "per_second": facts.throughput, "recomputed_share": facts.recomputed},

@@ -22,6 +22,11 @@ class Slope(NamedTuple):
         """The growth over the whole span that is sure: its lower bound."""
         return (self.each - self.margin) * self.span
 
+    @property
+    def at_most(self) -> float:
+        """The growth over the whole span that cannot be excluded: its upper bound."""
+        return (self.each + self.margin) * self.span
+
 
 def slope(xs: Sequence[float], ys: Sequence[float]) -> Slope | None:
     """None for too few points. Neighbours in time resemble each other, so that they count for fewer than they are: by

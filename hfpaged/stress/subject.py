@@ -91,6 +91,7 @@ class Stress:
             broken=self._broken, leaked=leaked,
             grown=[],
             other_rounds=self._others.rounds, other_out_of_blocks=self._others.out_of_blocks,
+            stuck=self._load.stuck,
         )  # fmt: skip
         return replace(facts, grown=self._grown()) if facts.resident and grows(facts.resident) else facts
 

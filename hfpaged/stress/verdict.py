@@ -58,6 +58,9 @@ def _failed(facts: Facts) -> Iterator[Finding]:
     if facts.failed:
         text = f"{facts.failed} of {facts.received} requests ended with an error"
         yield Finding("failed", text, "see the errors; HFPAGED_DEBUG=1 tells more", tuple(facts.errors[:5]))
+    if facts.stuck:
+        text = f"{facts.stuck} of {facts.received} requests stood still after all others had ended, and were given up"
+        yield Finding("failed", text, "a bug of hfpaged: report it with the model's config and --seed")
 
 
 def _counters(facts: Facts) -> Iterator[Finding]:

@@ -47,6 +47,7 @@ class Watch:
         self.requests = 0  # that came to their end
         self.tokens = self.steps = self.preemptions = 0
         self.peak = self.step_seconds = self.full_seconds = 0.0
+        self.computed_at = 0.0  # when a step has computed anything last
         self.ended_at, self.first_token, self.per_token = array("d"), array("d"), array("d")
 
     @property
@@ -87,6 +88,8 @@ class Watch:
     def _step(self, event: events.StepFinished) -> None:
         self.steps += 1
         self.tokens += event.num_sampled
+        if event.num_tokens:
+            self.computed_at = self.seconds
         self.preemptions += event.preemptions
         share = event.blocks_used / max(event.blocks_total, 1)
         if self.is_loading:
