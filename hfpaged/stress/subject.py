@@ -23,6 +23,7 @@ from hfpaged.stress.native import Checker
 from hfpaged.stress.verdict import grows
 from hfpaged.stress.watch import Watch, heap
 
+HEAP_AT = 0.3  # of the time: looking at the heap takes memory itself, which is part of the warm-up then
 LEAST_GROWN = 100  # objects of one type: fewer are noise
 
 
@@ -101,7 +102,7 @@ class Stress:
         return [(name, count) for name, count in more.most_common(5) if count >= LEAST_GROWN]
 
     def _tell_and_count(self, load: Load) -> None:
-        if self._heap is None and load.watch.seconds >= self._plan.seconds / 3:
+        if self._heap is None and load.watch.seconds >= HEAP_AT * self._plan.seconds:
             self._heap = heap()
         self._tell(load)
 
