@@ -68,7 +68,7 @@ def test_what_the_line_does_not_say_is_said_beside_it(capsys, path):
 
 @pytest.mark.parametrize(
     ("words", "said"),
-    [("--for serve --replay trace.jsonl", "one after the other"), ("--for serve --sweep", "one after the other"),
+    [("--for serve --replay trace.jsonl", "use one of the two"), ("--for serve --sweep", "use one of the two"),
      ("--over pool=1GiB", "add --replay"), ("--cost a=1", "add --replay"), ("--requests 5", "add --replay")],
 )  # fmt: skip
 def test_no_flag_is_passed_over(capsys, path, words, said):

@@ -81,8 +81,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _check(args: argparse.Namespace) -> None:
     """Raises InvalidConfigError for flags that would be passed over."""
-    if args.target is not None and (args.replay is not None or args.sweep is not None):
-        raise InvalidConfigError("--for serve prints one line and no replay or sweep; ask for them one after the other")
+    if args.target is not None and args.replay is not None:
+        raise InvalidConfigError(f"--replay tries many plans, and --for {args.target} writes one; use one of the two")
     if args.replay is None and (args.over or args.cost is not None or args.requests is not None):
         raise InvalidConfigError("--over, --cost and --requests are those of a replay; add --replay TRACE")
 
