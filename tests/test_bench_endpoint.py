@@ -73,7 +73,9 @@ def test_where_nobody_listens_and_where_nobody_answers(monkeypatch):
             reach(f"http://127.0.0.1:{port}")
 
 
-@pytest.mark.parametrize("url", ["localhost:9000", "ftp://host", "http://", "http://me:secret@host", ""])
+@pytest.mark.parametrize(
+    "url", ["localhost:9000", "ftp://host", "http://", "http://me:secret@host", "http://host?key=secret", ""]
+)
 def test_what_is_no_url_is_refused_without_telling_a_secret(url, capsys):
     assert cli.main(["bench", "generate", "--against", url]) == 2
     (line,) = capsys.readouterr().err.splitlines()

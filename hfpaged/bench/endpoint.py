@@ -72,10 +72,10 @@ def reach(url: str, key: str | None = None, model: str | None = None) -> Endpoin
 def _base_of(url: str) -> str:
     base = url.strip().rstrip("/").removesuffix("/v1")
     parts = urlsplit(base)
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.username is not None:
-        raise InvalidConfigError(
-            f"--against {base.rpartition('@')[2]}: give a URL as http://localhost:9000, and a key by {KEY_VARIABLE}"
-        )
+    is_plain = parts.username is None and not parts.query and not parts.fragment  # each could hold a key
+    if parts.scheme not in ("http", "https") or not parts.hostname or not is_plain:
+        told = base.rpartition("@")[2].partition("?")[0].partition("#")[0]
+        raise InvalidConfigError(f"--against {told}: give a URL as http://localhost:9000, and a key by {KEY_VARIABLE}")
     return base
 
 

@@ -11,6 +11,7 @@ import torch
 import hfpaged
 from hfpaged import json_file
 from hfpaged.bench import compare_command, comparison, endpoint, figures_file, plot, report, setting
+from hfpaged.bench.arguments import check_model_and_files
 from hfpaged.bench.catalog import Row, choose
 from hfpaged.bench.conclusion import THIS_RUN, Conclusion
 from hfpaged.bench.result import Outcome
@@ -18,7 +19,6 @@ from hfpaged.bench.setting import Setting
 from hfpaged.bench.showing import console_for, say, shown
 from hfpaged.conditions import cpu_threads, quiet_transformers
 from hfpaged.errors import InvalidConfigError
-from hfpaged.picture import check_png
 
 REPEATS = 3
 
@@ -92,12 +92,7 @@ def _check(args: argparse.Namespace) -> None:
             raise InvalidConfigError(f"--{name} {value} measures nothing; use 1 or more")
     if not args.rate > 0:
         raise InvalidConfigError(f"--rate {args.rate:g}: no request ever comes; use more than 0")
-    if args.name is not None and args.model is not None:
-        raise InvalidConfigError(f"{args.name!r} and --model {args.model!r} both name a model; give one")
-    for name in ("json", "plot"):
-        json_file.check_folder(f"--{name}", getattr(args, name))
-    if args.plot:
-        check_png(f"--plot {args.plot}", args.plot)
+    check_model_and_files(args)
 
 
 def _tell(found: Conclusion, args: argparse.Namespace) -> None:

@@ -11,10 +11,10 @@ from transformers import PreTrainedModel
 
 import hfpaged
 from hfpaged import demo_model, json_file
+from hfpaged.bench.arguments import check_model_and_files
 from hfpaged.conditions import cpu_threads, quiet_transformers
 from hfpaged.errors import InvalidConfigError
 from hfpaged.kv_scales import LARGEST, KVScales
-from hfpaged.picture import check_png
 from hfpaged.quality import report, thresholds_of
 from hfpaged.quality.calibration import calibrate
 from hfpaged.quality.contexts import (
@@ -106,14 +106,9 @@ def _check(args: argparse.Namespace) -> None:
         value = getattr(args, name)
         if value is not None and value < 1:
             raise InvalidConfigError(f"--{name} {value} measures nothing; use 1 or more")
-    if args.name is not None and args.model is not None:
-        raise InvalidConfigError(f"{args.name!r} and --model {args.model!r} both name a model; give one")
     if args.calibrate and (args.kv or CALIBRATED) not in LARGEST:
         raise InvalidConfigError(f"--calibrate: {args.kv} has no static scales; use --kv {' or '.join(LARGEST)}")
-    for name in ("json", "plot", "calibrate"):
-        json_file.check_folder(f"--{name}", getattr(args, name))
-    if args.plot:
-        check_png(f"--plot {args.plot}", args.plot)
+    check_model_and_files(args, "calibrate")
 
 
 def _scales(path: str | None) -> KVScales | None:

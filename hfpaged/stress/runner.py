@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 import hfpaged
 from hfpaged import compat, json_file
 from hfpaged.bench import setting
+from hfpaged.bench.arguments import check_model_and_files
 from hfpaged.bench.batch_workload import endless
 from hfpaged.bench.random_prompts import random_ids
 from hfpaged.bench.setting import Setting
@@ -19,7 +20,6 @@ from hfpaged.engine.batcher import ContinuousBatcher
 from hfpaged.errors import InvalidConfigError
 from hfpaged.layer_groups import group_layers
 from hfpaged.pageable import windows_of
-from hfpaged.picture import check_png
 from hfpaged.stress import SECONDS, plot, report
 from hfpaged.stress.facts import Facts
 from hfpaged.stress.mix import Room
@@ -103,12 +103,7 @@ def _check(args: argparse.Namespace) -> None:
             raise InvalidConfigError(f"--{name.replace('_', '-')} {value} stresses nothing; use 1 or more")
     if not _seconds(args) > 0:
         raise InvalidConfigError(f"{_seconds(args):g} seconds stress nothing; use more than 0")
-    if args.name is not None and args.model is not None:
-        raise InvalidConfigError(f"{args.name!r} and --model {args.model!r} both name a model; give one")
-    for name in ("json", "plot"):
-        json_file.check_folder(f"--{name}", getattr(args, name))
-    if args.plot:
-        check_png(f"--plot {args.plot}", args.plot)
+    check_model_and_files(args)
 
 
 def _tell(
