@@ -193,6 +193,19 @@ def test_a_disk_that_hangs_at_the_end_gets_no_line_in_another_file(tmp_path, mon
     assert "ends here: the disk has not taken it for 0.1 s" in caplog.text
 
 
+def test_a_disk_that_takes_nothing_ends_the_recording_before_it_takes_the_memory(tmp_path, monkeypatch, caplog):
+    goes_on, write = threading.Event(), os.write
+    with tiny_batcher() as batcher, recording.recording(str(tmp_path / "trace"), batcher):
+        (recorder,) = [hook for hook in batcher.hooks if isinstance(hook, recording.Recorder)]
+        monkeypatch.setattr(recording, "MOST_WAITING", 3)
+        monkeypatch.setattr(recording.os, "write", lambda file, line: goes_on.wait() and write(file, line))
+        batcher.generate([HEAD, HEAD[1:]], max_new_tokens=8)
+        waiting = recorder._queue.qsize()
+        goes_on.set()
+    assert waiting == 3
+    assert "the disk is slower than what is to be written" in caplog.text
+
+
 def test_the_command_line_says_at_once_what_cannot_be_recorded(tmp_path, capsys):
     assert cli.main(["serve", "--port", "0", "--record", str(tmp_path)]) == 2
     assert "cannot be written: Is a directory" in capsys.readouterr().err

@@ -32,6 +32,7 @@ CHUNK = 16  # tokens of a hash, or the block size where that is smaller
 # Steps that are written, for what a step costs: the first ones, and then one in so many seconds.
 FIRST_STEPS, STEP_SECONDS = 200, 0.25
 CLOSE_SECONDS = 10.0  # for what is not written yet
+MOST_WAITING = 4096  # records that are not written yet: each keeps its request
 
 
 class Recorder:
@@ -67,7 +68,10 @@ class Recorder:
         """In the engine's thread: nothing is done here but what takes no time."""
         if self._is_over:
             return
-        if isinstance(event, Ended):
+        if self._queue.qsize() >= MOST_WAITING:
+            self._is_over = True
+            logger.error("--record %s ends here: the disk is slower than what is to be written", self.path)
+        elif isinstance(event, Ended):
             request = self._batcher.loop.requests.get(event.request_id)
             if request is not None:
                 self._queue.put((event, request))
@@ -160,9 +164,7 @@ class Recorder:
 
 
 def open_trace(path: str, chunk: int | None) -> int:
-    """A file to append to, for its owner alone; one with hashes of `chunk` tokens, if there is something in it. Raises
-    InvalidConfigError.
-    """
+    """To append to, for its owner alone; hashes in it are of `chunk` tokens. Raises InvalidConfigError."""
     try:
         file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
