@@ -36,6 +36,7 @@ from hfpaged_kernels import encoding
 from hfpaged_kernels.encoding import Encoding
 
 from hfpaged.errors import InvalidConfigError
+from hfpaged.kv_names import known_name
 
 # What is stored of keys or values: numbers of a dtype, codes, or (None) what the model computes.
 Part = torch.dtype | Encoding | None
@@ -111,9 +112,6 @@ FORMATS = {
     "int4": KVFormat("int4", encoding.INT4_CHANNEL, encoding.INT4),
 }
 
-# What torch and other engines call them.
-_OTHER_NAMES = {"float8_e4m3fn": "fp8_e4m3", "float8_e5m2": "fp8_e5m2", "fp8": "fp8_e4m3"}
-
 Spec = str | torch.dtype | KVFormat | Mapping[str, Any]
 
 
@@ -127,17 +125,8 @@ def resolve_format(kv_dtype: Spec) -> KVFormat:
         return kv_dtype
     if isinstance(kv_dtype, Mapping):
         return _by_layer(kv_dtype)
-    name = str(kv_dtype).removeprefix("torch.")
-    name = _OTHER_NAMES.get(name, name)
-    if name in FORMATS:
-        return FORMATS[name]
-    key, slash, value = name.partition("/")
-    if not slash or key not in _KEYS or value not in _VALUES:
-        raise InvalidConfigError(
-            f"kv_dtype={name!r} is not known; use one of {', '.join(FORMATS)}, or two with a slash between them for "
-            f"keys and values: {', '.join(_KEYS)}"
-        )
-    return KVFormat(name, _KEYS[key], _VALUES[value])
+    name, parts = known_name(str(kv_dtype), FORMATS, _KEYS, _VALUES)
+    return FORMATS[name] if parts is None else KVFormat(name, _KEYS[parts[0]], _VALUES[parts[1]])
 
 
 def _by_layer(kv_dtype: Mapping[str, Any]) -> KVFormat:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from hfpaged.errors import InvalidConfigError
+from hfpaged.kv_names import known_name
 
 DTYPE_BYTES = {
     "float64": 8, "float32": 4, "bfloat16": 2, "float16": 2,
@@ -72,7 +73,6 @@ _INT4_GROUPS = Part(bits=4, has_low=True, group=32)
 _INT4_CHANNEL = Part(bits=4, scales="channel", has_low=True)
 _KEYS = _NATIVE | _EIGHT_BITS | {"int4": _INT4_CHANNEL}
 _VALUES = _NATIVE | _EIGHT_BITS | {"int4": _INT4_GROUPS}
-_OTHER_NAMES = {"float8_e4m3fn": "fp8_e4m3", "float8_e5m2": "fp8_e5m2", "fp8": "fp8_e4m3"}
 
 FORMATS = {
     **{name: PlanFormat(name, part, part) for name, part in (_NATIVE | _EIGHT_BITS).items()},
@@ -83,17 +83,8 @@ FORMATS = {
 
 def plan_format(kv_format: str) -> PlanFormat:
     """The record for what users write: a name, or "int8/auto" for keys and values apart. Raises InvalidConfigError."""
-    name = kv_format.removeprefix("torch.")
-    name = _OTHER_NAMES.get(name, name)
-    if name in FORMATS:
-        return FORMATS[name]
-    key, slash, value = name.partition("/")
-    if not slash or key not in _KEYS or value not in _VALUES:
-        raise InvalidConfigError(
-            f"kv_dtype={kv_format!r} is not known; use one of {', '.join(FORMATS)}, or two with a slash between them "
-            f"for keys and values: {', '.join(_KEYS)}"
-        )
-    return PlanFormat(name, _KEYS[key], _VALUES[value])
+    name, parts = known_name(kv_format, FORMATS, _KEYS, _VALUES)
+    return FORMATS[name] if parts is None else PlanFormat(name, _KEYS[parts[0]], _VALUES[parts[1]])
 
 
 def dtype_bytes(dtype: str) -> int:
