@@ -28,6 +28,14 @@ def test_an_80_gb_card_at_085_with_14_gb_of_weights_has_a_pool_of_54_gb_for_67_s
     assert found.pool // int(0.77 * GB) == 70  # where a request is taken as 0.77 GB
 
 
+def test_what_the_dense_cache_would_take_is_told_beside_it():
+    plain = fit(case(prompt=1024, output=1024, concurrency=32))
+    assert plain.dense == plain.needed == 34_359_738_368
+    shared = fit(case(prompt=1024, output=1024, concurrency=32, kv_format="int8", shared_prefix=512))
+    assert shared.dense == 34_359_738_368
+    assert shared.needed < 0.45 * shared.dense
+
+
 def test_with_8_of_32_heads_a_quarter_is_enough():
     mha, gqa = fit(case()), fit(case(llama(kv_heads=8)))
     assert gqa.request * 4 == mha.request

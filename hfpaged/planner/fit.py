@@ -106,6 +106,13 @@ class Fit:
         in_blocks = self.layout.blocks(tokens) * self.layout.block_bytes
         return self.layout.sequence_bytes(tokens) - in_blocks + self._cross()
 
+    @property
+    def dense(self) -> int:
+        """What transformers' own cache takes for the same requests: nothing shared, all of one length, unquantized."""
+        case = self.case
+        one = case.sizes.dense(case.workload.tokens, case.workload.encoder, case.choices)
+        return one * self.concurrency
+
     def _cross(self) -> int:
         return self.case.sizes.cross(self.case.workload.encoder, self.case.choices)
 

@@ -68,6 +68,7 @@ def _kv(found: Fit) -> dict[str, Any]:
         "request_bytes": found.request,
         "prompt_passing_bytes": found.passing,
         "needed_bytes": found.needed,
+        "dynamic_cache_bytes": found.dense,
     }
 
 

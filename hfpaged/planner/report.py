@@ -94,6 +94,7 @@ def _requests(found: Fit) -> Iterable[Row]:
         shared = f", {workload.shared_prefix:,} tokens of each the same" if workload.shared_prefix else ""
         together = found.kv_bytes(workload.tokens, found.concurrency)
         yield _size(f"{found.concurrency:,} requests", together, f"at once{shared}")
+    yield _size("DynamicCache", found.dense, "what transformers' own cache would take for as many, without its copies")
     if workload.context > workload.tokens:
         yield _size("the longest", found.kv_bytes(workload.context, 1), f"--context {workload.context:,}")
 

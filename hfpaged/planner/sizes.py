@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from hfpaged.planner.kv_formats import dtype_bytes
 from hfpaged.planner.layout import PoolLayout
 from hfpaged.planner.model_facts import ModelFacts
-from hfpaged.planner.pool_layout import cross_bytes, layout_of
+from hfpaged.planner.pool_layout import cross_bytes, dense_bytes, layout_of
 
 if TYPE_CHECKING:
     from hfpaged.planner.case import Choices
@@ -62,6 +62,10 @@ class Sizes:
     def cross(self, encoder: int, choices: Choices) -> int:
         """What transformers' own cache keeps of the `encoder` tokens of one sequence."""
         return cross_bytes(self.facts, encoder, choices.tp, choices.dtype)
+
+    def dense(self, tokens: int, encoder: int, choices: Choices) -> int:
+        """What transformers' own cache keeps of one sequence of `tokens` tokens, in the dtype that it computes."""
+        return dense_bytes(self.facts, tokens, choices.tp, choices.dtype) + self.cross(encoder, choices)
 
     def _whole_weights(self, choices: Choices) -> Weights:
         if self._weights is not None:
