@@ -78,7 +78,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--layers", action="store_true", help="also rank layers and heads by what --kv does to them")
     parser.add_argument("--calibrate", metavar="FILE", help="judge nothing; write static scales of fp8 (--kv)")
     parser.add_argument("--kv-scales", metavar="FILE", help="judge --kv with the static scales of this file")
-    parser.add_argument("--json", metavar="FILE", help="also write the figures here")
+    parser.add_argument("--json", metavar="FILE", help="also write the figures here; - is stdout")
     parser.add_argument("--plot", metavar="FILE.png", help="also draw KL by position (pip install 'hfpaged[plot]')")
     parser.add_argument("--dtype", choices=DTYPES, default="float32", help="default: float32")
     parser.add_argument("--device", default="cpu", help="where torch runs the model (default: cpu)")
