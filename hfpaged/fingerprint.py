@@ -21,8 +21,10 @@ from hfpaged.onednn_weight import OnednnWeight
 
 _HARMLESS = {"accelerate", "hfpaged", "peft", "torch", "transformers"}
 SAMPLES = 8  # numbers of each tensor
-# What a config says about its origin and about how the same numbers are computed.
-_IGNORED = {"_name_or_path", "transformers_version", "dtype", "torch_dtype", "_attn_implementation", "use_cache"}
+# What a config says about its origin (some of it only once the model was saved) and about how the same numbers are
+# computed.
+_IGNORED = {"_name_or_path", "transformers_version", "architectures"}
+_IGNORED |= {"dtype", "torch_dtype", "_attn_implementation", "use_cache"}
 
 
 @dataclass

@@ -165,7 +165,8 @@ def chunked_lie(rng: random.Random) -> Attempt:
     )
     headers = {"Authorization": "Bearer key-of-ann", "Transfer-Encoding": "chunked"}
     request = request_bytes("POST", "/v1/completions", body, headers, chunked=True)
-    return Attempt("", request, frozenset({400, 413, 422, None}), Manner(leave=1.0))
+    # 408 where the client is held up, so that it leaves later than it wants to.
+    return Attempt("", request, frozenset({400, 408, 413, 422, None}), Manner(leave=1.0))
 
 
 def length_lie(rng: random.Random) -> Attempt:

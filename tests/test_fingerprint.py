@@ -33,6 +33,12 @@ def test_equal_models_have_equal_fingerprints_patched_or_not(model):
     assert fingerprint(tiny_models.make("qwen2")) != before
 
 
+def test_a_model_that_was_saved_is_the_same_still(model, tmp_path):
+    before = fingerprint(model)
+    model.save_pretrained(tmp_path)  # its config says its class from now on
+    assert fingerprint(model) == fingerprint(type(model).from_pretrained(tmp_path)) == before
+
+
 def test_another_process_sees_the_same():
     code = "import tiny_models as t; from hfpaged.fingerprint import model_fingerprint as f; m = t.make('llama');"
     code += "print(f(m, m.config.to_dict()))"

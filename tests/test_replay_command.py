@@ -218,6 +218,7 @@ def test_ctrl_c_prints_what_is_known_and_leaves_130(model, tmp_path, jobs):
         "    tell(runs, count)\n"
         "    if count > 50 and not runs.was_interrupted: os.kill(os.getpid(), signal.SIGINT)\n"
         "replay_runs.Runs._tell = told\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # who runs in the background may ignore it
         "sys.exit(cli.main(sys.argv[1:]))\n"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import urllib.request
+from contextlib import contextmanager
 
 import prometheus_client
 import prometheus_server
@@ -34,8 +35,9 @@ HAPPENED = (
     'hfpaged_requests_rejected_total{reason="too_long"}',
     'hfpaged_generate_calls_total{outcome="error"}',
     "hfpaged_dense_fallbacks_total",
+    "hfpaged_shadow_tokens_total",
 )
-MODEL = "shipped/tiny-llama"
+MODEL, SHADOWED = "shipped/tiny-llama", "shipped/tiny-llama-int8"
 GREEDY = {"max_new_tokens": 4, "do_sample": False}
 
 
@@ -59,19 +61,29 @@ def prometheus(metrics_url, tmp_path_factory):
         yield prometheus
 
 
-@pytest.fixture
-def batcher():
+@contextmanager
+def batcher_of(name, **more):
     """Of a model with a name of its own, whose pool nobody adds to. Six prompts of 9 tokens and what they are answered
     do not fit in at once.
     """
     model = tiny_models.make("llama")
-    model.config.name_or_path = MODEL
-    batcher = ContinuousBatcher(
-        model, block_size=4, num_blocks=20, max_num_batched_tokens=32, max_num_seqs=8, prepack=False
-    )
-    yield batcher
-    batcher.close()
+    model.config.name_or_path = name
+    sizes = {"block_size": 4, "num_blocks": 20, "max_num_batched_tokens": 32, "max_num_seqs": 8, "prepack": False}
+    with ContinuousBatcher(model, **sizes, **more) as batcher:
+        yield batcher
     hfpaged.unpatch(model)
+
+
+@pytest.fixture
+def batcher():
+    with batcher_of(MODEL) as batcher:
+        yield batcher
+
+
+@pytest.fixture
+def shadowed():
+    with batcher_of(SHADOWED, kv_dtype="int8", shadow=1.0) as batcher:
+        yield batcher
 
 
 def raises(*_):
@@ -86,6 +98,8 @@ def work(batcher):
     batcher.step()
     with pytest.raises(RequestTooLongError):
         batcher.add_request(list(range(90)), **GREEDY)
+    while batcher.loop.work_spare():
+        continue
     generate(batcher.model, batcher.pool)
 
 
@@ -110,8 +124,8 @@ def scraped_series(metrics_url):
     return {sample.name for family in families for sample in family.samples}
 
 
-def test_what_the_dashboard_and_the_alerts_ask_for_is_scraped(prometheus, metrics_url, batcher):
-    work(batcher)
+def test_what_the_dashboard_and_the_alerts_ask_for_is_scraped(prometheus, metrics_url, shadowed):
+    work(shadowed)
     until(lambda: [target["health"] for target in prometheus.targets()] == ["up"])
     assert [target["labels"]["instance"] for target in prometheus.targets()] == [metrics_url]
     series = scraped_series(metrics_url)
@@ -122,15 +136,15 @@ def test_what_the_dashboard_and_the_alerts_ask_for_is_scraped(prometheus, metric
     until(lambda: series <= set(prometheus.get("label/__name__/values")))
 
 
-def test_every_query_of_the_dashboard_is_answered(prometheus, metrics_url, batcher):
-    work(batcher)
-    calls = f'hfpaged_generate_calls_total{{model_name="{MODEL}"}}'
+def test_every_query_of_the_dashboard_is_answered(prometheus, metrics_url, shadowed):
+    work(shadowed)
+    calls = f'hfpaged_generate_calls_total{{model_name="{SHADOWED}"}}'
     until(lambda: prometheus.query(f"{calls} > 0"))
-    work(batcher)
+    work(shadowed)
     until(lambda: prometheus.query(f"rate({calls}[30s]) > 0"))
     for series in HAPPENED:
         until(lambda series=series: prometheus.query(f"{series} > 0"), series)
-    for title, _, expression in shipped.queries(__rate_interval="1m", model_name=MODEL, instance=metrics_url):
+    for title, _, expression in shipped.queries(__rate_interval="1m", model_name=SHADOWED, instance=metrics_url):
         until(lambda asked=expression: prometheus.query(asked), f"{title}: {expression} finds something")
 
 

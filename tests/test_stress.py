@@ -91,7 +91,8 @@ def test_a_sequence_that_is_never_freed_is_a_leak_with_its_request_and_history(s
     assert sorted(each["block"] for each in found["leaked_blocks"]) == sorted(blocks)
     for each in found["leaked_blocks"]:
         assert f"({name})" in each["holders"][0]
-        assert any(name in step for step in each["history"])
+    # Of a block that others have in common the last transitions may all be of these.
+    assert any(name in step for each in found["leaked_blocks"] for step in each["history"])
     assert line.startswith(f"leak: {len(blocks)} of 128 blocks are still held")
 
 
@@ -116,14 +117,14 @@ def test_memory_that_grows_with_each_request_is_growth(stress, monkeypatch):
     ended, kept = Load._ended, []
 
     def keep(self, output):
-        kept.append([bytearray(b"x") * 2**21, *([] for _ in range(200))])
+        kept.append([bytearray(b"x") * 2**22, *([] for _ in range(200))])
         ended(self, output)
 
     monkeypatch.setattr(Load, "_ended", keep)
-    code, found, line = stress(3, *POOL)
+    code, found, line = stress(6, *POOL)
     assert (code, found["verdict"]) == (1, "growth")
     slope = found["memory"]["resident"]
-    assert slope["bytes_per_request"] > 2**20
+    assert slope["bytes_per_request"] > 2**21
     assert any("objects of type list" in suspect for suspect in finding(found, "growth")["suspects"])
     assert line.startswith("growth: resident memory grows by")
 
