@@ -120,13 +120,21 @@ def _hashes(line: Mapping[str, Any], names: tuple[str, ...]) -> tuple[int, ...]:
         value = line.get(name)
         if value is None:
             continue
-        try:
-            if isinstance(value, list):
-                return tuple([item if type(item) is int else int(item, 16) for item in value])
-        except (TypeError, ValueError):
-            pass
-        raise UnreadableLineError(f'"{name}" is {_short(value)}, no list of whole numbers or of texts in hexadecimal')
+        numbers = _numbers(value)
+        if numbers is None:
+            raise UnreadableLineError(
+                f'"{name}" is {_short(value)}, no list of whole numbers or of texts in hexadecimal'
+            )
+        return numbers
     return ()
+
+
+def _numbers(value: Any) -> tuple[int, ...] | None:
+    """None where it is no list of whole numbers or of texts in hexadecimal."""
+    try:
+        return tuple([item if type(item) is int else int(item, 16) for item in value]) if type(value) is list else None
+    except (TypeError, ValueError):
+        return None
 
 
 def _like(line: Mapping[str, Any], chunk: int) -> tuple[int, int, int] | None:
