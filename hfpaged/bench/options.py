@@ -7,17 +7,12 @@ import argparse
 from hfpaged.bench.comparison import TOLERANCE
 from hfpaged.bench.kinds import Kind
 from hfpaged.bench.serve_rows import RATE
-
-DTYPES = ("float32", "bfloat16", "float16")
+from hfpaged.model_arguments import add_model
 
 
 def add_measuring(parser: argparse.ArgumentParser) -> None:
     """What all kinds that measure have."""
-    parser.add_argument("name", nargs="?", metavar="MODEL", help="the same as --model")
-    parser.add_argument("--model", help="folder or hub id (default: SmolLM2-135M-Instruct from PyPI)")
-    parser.add_argument("--dtype", choices=DTYPES, default="float32", help="default: float32")
-    parser.add_argument("--device", default="cpu", help="where torch runs the model (default: cpu)")
-    parser.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: as torch chooses)")
+    add_model(parser)
     parser.add_argument(
         "--repeats", type=int, metavar="N",
         help="turns of both sides: medians count, and the spread is told (default: 3, with --quick 1)",

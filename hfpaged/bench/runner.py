@@ -11,7 +11,6 @@ import torch
 import hfpaged
 from hfpaged import json_file
 from hfpaged.bench import compare_command, comparison, endpoint, figures_file, plot, report, setting
-from hfpaged.bench.arguments import check_model_and_files
 from hfpaged.bench.catalog import Row, choose
 from hfpaged.bench.conclusion import THIS_RUN, Conclusion
 from hfpaged.bench.result import Outcome
@@ -19,6 +18,7 @@ from hfpaged.bench.setting import Setting
 from hfpaged.bench.showing import console_for, say, shown
 from hfpaged.conditions import cpu_threads, quiet_transformers
 from hfpaged.errors import InvalidConfigError
+from hfpaged.model_arguments import check_model_and_files
 
 REPEATS = 3
 

@@ -130,7 +130,7 @@ def _others(found: Fit) -> dict[str, float]:
     for name in ("int8", "int4"):
         try:
             sizes[name] = _token_bytes(fit(found.case.choosing(kv_format=name)).layout)
-        except InvalidConfigError:
+        except InvalidConfigError:  # a format that the model's heads cannot take has no line in the curve
             continue
     return sizes
 

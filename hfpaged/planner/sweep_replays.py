@@ -40,7 +40,7 @@ def _variants(found: Fit) -> dict[int, Variant]:
     for size in own_sizes(found.pool)[1:4]:
         try:
             variant = variant_of(found.layout, size, most, max_num_batched_tokens=budget)
-        except InvalidConfigError:
+        except InvalidConfigError:  # half a pool may be too small for one request: nothing to compare there
             continue
         variants[size] = replace(variant, max_num_queued_requests=None)
     return variants

@@ -5,11 +5,10 @@ from __future__ import annotations
 import argparse
 
 from hfpaged.errors import InvalidConfigError
+from hfpaged.model_arguments import add_model
 from hfpaged.quality.contexts import DEFAULT_CONTEXTS, FED, QUICK_CONTEXTS, QUICK_TEXTS, TEXTS
 from hfpaged.quality.limits import parse_limits, share
 from hfpaged.quality.thresholds import Thresholds
-
-DTYPES = ("float32", "bfloat16", "float16")
 
 DESCRIPTION = """\
 Whether a model bears a quantized KV cache. Texts are prefilled, then fed token by token (teacher forced) with the
@@ -59,8 +58,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", nargs="?", metavar="MODEL", help="the same as --model")
-    parser.add_argument("--model", help="folder or hub id (default: SmolLM2-135M-Instruct from PyPI)")
+    add_model(parser)
     parser.add_argument("--kv", metavar="FORMAT", help="the KV format to judge (default: int8), or a JSON object")
     parser.add_argument("--against", metavar="FORMAT,...", help="more KV formats, on the same texts")
     parser.add_argument("--data", metavar="FILE", help="UTF-8 text (default: own English and code that is built in)")
@@ -80,9 +78,6 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--kv-scales", metavar="FILE", help="judge --kv with the static scales of this file")
     parser.add_argument("--json", metavar="FILE", help="also write the figures here; - is stdout")
     parser.add_argument("--plot", metavar="FILE.png", help="also draw KL by position (pip install 'hfpaged[plot]')")
-    parser.add_argument("--dtype", choices=DTYPES, default="float32", help="default: float32")
-    parser.add_argument("--device", default="cpu", help="where torch runs the model (default: cpu)")
-    parser.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: as torch chooses)")
 
 
 def _add_thresholds(parser: argparse.ArgumentParser) -> None:

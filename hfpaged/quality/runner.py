@@ -11,10 +11,10 @@ from transformers import PreTrainedModel
 
 import hfpaged
 from hfpaged import demo_model, json_file
-from hfpaged.bench.arguments import check_model_and_files
 from hfpaged.conditions import cpu_threads, quiet_transformers
 from hfpaged.errors import InvalidConfigError
 from hfpaged.kv_scales import LARGEST, KVScales
+from hfpaged.model_arguments import check_model_and_files
 from hfpaged.quality import report, thresholds_of
 from hfpaged.quality.calibration import calibrate
 from hfpaged.quality.contexts import (

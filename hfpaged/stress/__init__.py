@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-DTYPES = ("float32", "bfloat16", "float16")
+from hfpaged.model_arguments import add_model
+
 SECONDS = 60.0
 MAX_NUM_SEQS = 16
 
@@ -44,7 +45,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "stress", help=line, description=DESCRIPTION, epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
-    _add_model(parser)
+    _add_model_and_pool(parser)
     _add_load(parser)
     parser.add_argument("--json", metavar="FILE", help="also write the figures here; - is stdout")
     parser.add_argument("--plot", metavar="FILE.png", help="also draw the pool and the memory over time")
@@ -57,12 +58,8 @@ def run(args: argparse.Namespace) -> int:
     return runner.run(args)
 
 
-def _add_model(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", nargs="?", metavar="MODEL", help="the same as --model")
-    parser.add_argument("--model", help="folder or hub id (default: SmolLM2-135M-Instruct from PyPI)")
-    parser.add_argument("--dtype", choices=DTYPES, default="float32", help="default: float32")
-    parser.add_argument("--device", default="cpu", help="where torch runs the model (default: cpu)")
-    parser.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: as torch chooses)")
+def _add_model_and_pool(parser: argparse.ArgumentParser) -> None:
+    add_model(parser)
     parser.add_argument("--kv-dtype", default="auto", metavar="FORMAT", help="KV format of the pool (default: auto)")
     parser.add_argument(
         "--memory", metavar="SIZE", help="of the pool, 2GiB say (default: 128 tokens for each sequence)"

@@ -10,7 +10,6 @@ from transformers import PreTrainedModel
 import hfpaged
 from hfpaged import compat, json_file
 from hfpaged.bench import setting
-from hfpaged.bench.arguments import check_model_and_files
 from hfpaged.bench.batch_workload import endless
 from hfpaged.bench.random_prompts import random_ids
 from hfpaged.bench.setting import Setting
@@ -19,6 +18,7 @@ from hfpaged.conditions import cpu_threads, quiet_transformers
 from hfpaged.engine.batcher import ContinuousBatcher
 from hfpaged.errors import InvalidConfigError
 from hfpaged.layer_groups import group_layers
+from hfpaged.model_arguments import check_model_and_files
 from hfpaged.pageable import windows_of
 from hfpaged.stress import SECONDS, plot, report
 from hfpaged.stress.facts import Facts
