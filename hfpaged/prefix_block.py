@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable
+from typing import Protocol
 
 from hfpaged.block_hash import ExtraKey
 from hfpaged.block_table import GONE
@@ -58,6 +59,18 @@ class PrefixBlock:
     def is_gone(self) -> bool:
         """Whether no layer group has its block any more."""
         return max(self.blocks, default=GONE) == GONE  # ids are 0 or more
+
+
+class BlockWatcher(Protocol):
+    """Told of each published block that comes and goes, in the order in which that happens, while the pool changes: it
+    returns soon, raises nothing and changes no block.
+    """
+
+    def stored(self, entry: PrefixBlock, group: int) -> None:
+        """Layer group `group` of `entry` has a block now."""
+
+    def removed(self, entry: PrefixBlock, group: int, block: int) -> None:
+        """It has it no more: `block`, whose contents are still there, will be written next."""
 
 
 def width_of(parent: PrefixBlock | Root) -> int:

@@ -19,7 +19,7 @@ from hfpaged.block_table import GONE
 from hfpaged.common_runs import common_length
 from hfpaged.ghosts import Ghosts
 from hfpaged.layer_groups import visible_offset
-from hfpaged.prefix_block import Origin, PrefixBlock, Root, width_of
+from hfpaged.prefix_block import BlockWatcher, Origin, PrefixBlock, Root, width_of
 
 # Evicted blocks that are remembered, some 600 bytes each.
 REMEMBERED = 4096
@@ -70,6 +70,7 @@ class PrefixIndex:
         self._windows = tuple(windows)
         self._whole = [group for group, window in enumerate(self._windows) if window is None]
         self.clock, self._hash = clock, hash_function
+        self.watchers: list[BlockWatcher] = []
         self.last_root: Root | None = None  # the one asked for last
         self.num_created = 0  # blocks that were ever known
         self._roots: dict[tuple[ExtraKey, ...], Root] = {}
@@ -154,6 +155,8 @@ class PrefixIndex:
             if entry.blocks[group] == GONE and block != GONE and block not in self._holder:
                 entry.blocks[group], entry.evicted_at, entry.origin = block, None, origin
                 self._holder[block] = entry, group
+                for watcher in self.watchers:
+                    watcher.stored(entry, group)
         if entry.is_gone:
             self._remember(entry)
         else:
@@ -166,6 +169,8 @@ class PrefixIndex:
         entry.blocks[group] = GONE
         self.counts.evictions += 1
         entry.evicted_at = self.clock()
+        for watcher in self.watchers:
+            watcher.removed(entry, group, block)
         if entry.is_gone:
             self._remember(entry)
 
