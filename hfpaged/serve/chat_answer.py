@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator
 from typing import Any
 
 from hfpaged.engine.call import Call, Submission
@@ -10,38 +10,18 @@ from hfpaged.engine.delivery import StreamEvent
 from hfpaged.engine.outputs import RequestOutput, SequenceOutput
 from hfpaged.serve.answer_plan import AnswerPlan, Pieces, plan_answer
 from hfpaged.serve.answers import answer_head, new_id, stop_reason
+from hfpaged.serve.body_prompt import prompt_of_messages
 from hfpaged.serve.chat_message import deltas_of, message_of
-from hfpaged.serve.chat_prompt import ChatPrompt, chat_prompt
 from hfpaged.serve.chunks import Chunks, check_ended
 from hfpaged.serve.grammar_processor import with_end
 from hfpaged.serve.http_errors import ApiError
 from hfpaged.serve.json_text import json_bytes
 from hfpaged.serve.logprob_text import TokenTexts, chat_logprobs
 from hfpaged.serve.sampling import eos_token_ids, new_tokens, sampling_settings
-from hfpaged.serve.schemas.chat import ChatBody, TemplateBody
+from hfpaged.serve.schemas.chat import ChatBody
 from hfpaged.serve.service import Service
-from hfpaged.serve.tool_choice import ToolChoice, tool_choice_of
+from hfpaged.serve.tool_choice import tool_choice_of
 from hfpaged.serve.usage import usage_of
-
-
-def prompt_of(
-    messages: Sequence[Mapping[str, Any]], body: TemplateBody, service: Service, choice: ToolChoice | None = None
-) -> ChatPrompt:
-    """The prompt that messages make, as `body` says; `choice` is what it says of tools, where that has been read.
-
-    Raises ApiError.
-    """
-    choice = choice or tool_choice_of(body.tools, body.tool_choice)
-    if body.chat_template is not None:
-        raise ApiError(400, "this server writes prompts by the model's own chat template only; leave chat_template out",
-                       code="unsupported", param="chat_template")  # fmt: skip
-    continues = bool(body.continue_final_message)
-    begins = body.add_generation_prompt
-    return chat_prompt(
-        service.tokenizer, messages, add_generation_prompt=not continues if begins is None else begins,
-        continue_final_message=continues, add_special_tokens=bool(body.add_special_tokens),
-        template_kwargs=body.chat_template_kwargs, tools=choice.told,
-    )  # fmt: skip
 
 
 class ChatAnswer:
@@ -66,7 +46,7 @@ class ChatAnswer:
         """Raises ApiError."""
         settings = sampling_settings(self.body, self._service)
         choice = tool_choice_of(self.body.tools, self.body.tool_choice, self.body.parallel_tool_calls)
-        prompt = prompt_of(self.body.messages, self.body, self._service, choice)
+        prompt = prompt_of_messages(self.body.messages, self.body, self._service.tokenizer, choice)
         self._plan = plan_answer(self._service, prompt, choice, self.body.formats)
         settings = with_end(settings | self._plan.settings, self._service.tokenizer, self._service.batcher.model)
         if self.num_logprobs is not None:

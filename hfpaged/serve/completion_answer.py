@@ -9,6 +9,7 @@ from hfpaged.engine.call import Call, Submission
 from hfpaged.engine.delivery import StreamEvent
 from hfpaged.engine.outputs import RequestOutput, SequenceOutput
 from hfpaged.serve.answers import answer_head, new_id, stop_reason
+from hfpaged.serve.body_prompt import prompt_of_text
 from hfpaged.serve.chunks import Chunks, check_ended
 from hfpaged.serve.grammar import grammar_of
 from hfpaged.serve.grammar_processor import grammar_processor, with_end
@@ -49,7 +50,7 @@ class CompletionAnswer:
             settings["logits_processor"] = grammar_processor(tokenizer, model, grammar)
             settings = with_end(settings, tokenizer, model)
         for index, prompt in enumerate(self.body.prompt):
-            token_ids = self._token_ids(prompt)
+            token_ids = prompt_of_text(prompt, self.body, lambda: self._service.tokenizer)
             if self.body.echo:
                 self.echoed.append(self._text(prompt))
             asked = max(self.body.max_tokens, 1) if self.body.max_tokens is not None else None
@@ -100,13 +101,6 @@ class CompletionAnswer:
         if not self.body.return_token_ids:
             return {}
         return {"prompt_token_ids": output.prompt_token_ids, "token_ids": seq.token_ids if self.has_new else []}
-
-    def _token_ids(self, prompt: str | list[int]) -> list[int]:
-        if isinstance(prompt, list):
-            return prompt
-        adds = self.body.add_special_tokens is not False
-        token_ids: list[int] = self._service.tokenizer(prompt, add_special_tokens=adds)["input_ids"]
-        return token_ids
 
     def _text(self, prompt: str | list[int]) -> str:
         return prompt if isinstance(prompt, str) else self._service.tokenizer.decode(prompt)

@@ -10,14 +10,13 @@ from typing import Any
 from hfpaged.engine.call import Call, Submission
 from hfpaged.engine.outputs import RequestOutput
 from hfpaged.serve.answer_plan import AnswerPlan, plan_answer
-from hfpaged.serve.chat_prompt import chat_prompt
+from hfpaged.serve.body_prompt import prompt_of_items
 from hfpaged.serve.chunks import check_ended
 from hfpaged.serve.event_stream import event
 from hfpaged.serve.grammar import check_size
 from hfpaged.serve.grammar_processor import with_end
 from hfpaged.serve.http_errors import ApiError, api_error
 from hfpaged.serve.prose import Piece
-from hfpaged.serve.responses_input import messages_of
 from hfpaged.serve.responses_output import Event, Output, new_id
 from hfpaged.serve.sampling import new_tokens, sampling_settings
 from hfpaged.serve.schemas.responses import ResponsesBody
@@ -47,7 +46,7 @@ class ResponsesAnswer:
         settings = sampling_settings(body, service)
         choice = tool_choice_of(body.tools, body.tool_choice, body.parallel_tool_calls)
         with _in_own_words():
-            prompt = chat_prompt(service.tokenizer, messages_of(body.input, body.instructions), tools=choice.told)
+            prompt = prompt_of_items(body, service.tokenizer, choice)
             self._plan = plan_answer(service, prompt, choice, self._formats)
         settings = with_end(settings | self._plan.settings, service.tokenizer, service.batcher.model)
         settings["max_tokens"] = new_tokens(service, body.max_output_tokens, len(prompt.token_ids))

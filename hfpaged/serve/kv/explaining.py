@@ -8,8 +8,8 @@ from typing import Any
 from hfpaged.engine.prompts import read_prompt
 from hfpaged.explain import explain_prompt
 from hfpaged.prefix_report import PrefixReport
+from hfpaged.serve.body_prompt import prompt_of_messages
 from hfpaged.serve.callers import Caller
-from hfpaged.serve.chat_answer import prompt_of
 from hfpaged.serve.http_errors import ApiError
 from hfpaged.serve.schemas.kv import ExplainRequest
 from hfpaged.serve.service import Service
@@ -42,7 +42,7 @@ def _prompt(service: Service, body: ExplainRequest) -> Any:
     if body.messages is None:
         tool_choice_of(body.tools, body.tool_choice)  # which have no place in a text, and are read all the same
         return body.prompt
-    return prompt_of(body.messages, body, service).token_ids
+    return prompt_of_messages(body.messages, body, service.tokenizer).token_ids
 
 
 def _record(report: PrefixReport) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from hfpaged.serve.chat_answer import prompt_of
+from hfpaged.serve.body_prompt import prompt_of_messages
 from hfpaged.serve.http_errors import ApiError
 from hfpaged.serve.json_text import json_bytes
 from hfpaged.serve.logprob_text import TokenTexts
@@ -45,7 +45,7 @@ def _tokenized(body: TokenizeBody, service: Service) -> dict[str, Any]:
 
 def _token_ids(body: TokenizeBody, service: Service) -> list[int]:
     if body.messages is not None and body.prompt is None:
-        return prompt_of(body.messages, body, service).token_ids
+        return prompt_of_messages(body.messages, body, service.tokenizer).token_ids
     if body.prompt is None or body.messages is not None:
         raise ApiError(400, "prompt is a text and messages a conversation; send one of the two", code="invalid_value",
                        param="prompt")  # fmt: skip
