@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 import hfpaged_kernels as kernels
 import torch
@@ -70,6 +71,12 @@ class LayerStore:
     def contents(self, part: str) -> Tensor:
         """[num_blocks, ...]: what lies in the blocks of "key" or "value", codes and scales alike."""
         return self._part(part).data
+
+    @contextmanager
+    def open(self, part: str) -> Iterator[Tensor]:
+        """`contents` to be written, which do not move meanwhile."""
+        with self._lock:
+            yield self._part(part).data
 
     def reserve(self, num_blocks: int, limit: int, num_residuals: int = 0) -> None:
         """Hold at least `num_blocks`, at most `limit` blocks, and residuals; what is stored stays."""

@@ -1,0 +1,47 @@
+"""What lies below a pool: where the contents of evicted blocks go, and from where they come back.
+
+    pool's blocks  --evicted-->  host tier (swap_space)  --its oldest-->  a tier below it, on disk say
+                   <--restored, into new blocks of the pool, when that is cheaper than computing--
+
+A block's contents travel as one row of bytes (`BlockRows` knows what lies where in it).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Protocol
+
+from torch import Tensor
+
+from hfpaged.prefix_block import PrefixBlock
+
+
+class Tier(Protocol):
+    """Keeps the contents of evicted blocks, within bounds of its own, by what they are of: the tokens of a block and of
+    all blocks before it, below a root. An entry says that (`items`, `digest`, `parent`, `root`); it may be one that no
+    index knows, made to ask.
+
+    All is called under the lock of the pool, so it returns soon, and by several threads, one at a time. Nothing is
+    ever raised but by `check_integrity`: what cannot be kept or read is not there.
+    """
+
+    def put(self, entry: PrefixBlock, group: int, row: Tensor) -> None:
+        """Keep what the block of layer group `group` of `entry` held: `row`, uint8 [bytes] in host memory, which is
+        another's as soon as this returns. What is there already stays.
+        """
+
+    def find(self, entry: PrefixBlock) -> Collection[int]:
+        """The layer groups whose blocks of `entry` can be read; empty where the tokens or those before them are
+        others than what is kept under this hash.
+        """
+
+    def read(self, entry: PrefixBlock, group: int, row: Tensor) -> bool:
+        """Copy into `row`, uint8 [bytes], what `find` has found; False where it is gone or damaged by now, whatever
+        `row` holds then.
+        """
+
+    def clear(self) -> None:
+        """The pool forgets its prefixes: forget those that belong to nobody else."""
+
+    def check_integrity(self) -> None:
+        """Recount what is kept. Raises IntegrityError."""
