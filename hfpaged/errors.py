@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 class HfpagedError(Exception):
@@ -138,6 +138,18 @@ class CallbackError(HfpagedError, RuntimeError):
 
 class MetricsError(HfpagedError, ValueError):
     """What should be metrics of hfpaged cannot be had, cannot be read, or is something else."""
+
+
+class RanksDifferError(HfpagedError, RuntimeError):
+    """The processes that compute one model together were given, or chose, different things; all of them raise it."""
+
+    def __init__(self, what: str, by_rank: Sequence[int], rank: int, remedy: str) -> None:
+        other = next(number for number, given in enumerate(by_rank) if given != by_rank[0])
+        super().__init__(
+            f"{what}: rank 0 and rank {other} of {len(by_rank)} differ (this is rank {rank}), and all ranks must "
+            f"compute the same tokens; {remedy}"
+        )
+        self.by_rank, self.rank = tuple(by_rank), rank
 
 
 class IntegrityError(HfpagedError, AssertionError):

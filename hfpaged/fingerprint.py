@@ -133,9 +133,17 @@ def _home(hook: Any) -> str:
 
 def _look_at(model: nn.Module, addresses: list[int]) -> Weights:
     named = [*model.named_parameters(), *model.named_buffers()]
-    shapes = "\n".join(f"{name} {tuple(tensor.shape)} {tensor.dtype}" for name, tensor in named)
+    shapes = "\n".join(f"{name} {tuple(tensor.shape)} {tensor.dtype}{_part(tensor)}" for name, tensor in named)
     devices = {str(parameter.device) for parameter in model.parameters()}
     return Weights(addresses, shapes.encode(), tuple(sorted(devices)))
+
+
+def _part(tensor: Any) -> str:
+    """Which part of a weight that is spread over processes this one has."""
+    if not hasattr(tensor, "device_mesh"):
+        return ""
+    mesh = tensor.device_mesh
+    return f" {tensor.placements} {mesh.get_coordinate()} of {tuple(mesh.shape)}"
 
 
 def _without_origin(part: Any) -> Any:
@@ -148,13 +156,14 @@ def _address(tensor: Tensor) -> int:
     if type(tensor) is OnednnWeight:
         return id(tensor)
     try:
-        return tensor.data_ptr()
+        return getattr(tensor, "_local_tensor", tensor).data_ptr()
     except RuntimeError:  # a tensor subclass without memory of its own
         return id(tensor)
 
 
 def _plain(tensor: Tensor) -> Iterator[Tensor]:
-    """The plain tensors that a tensor, or the subclass of a quantization library, is made of.
+    """The plain tensors that a tensor, or the subclass of a quantization library, is made of; of one that is spread
+    over processes the part that is here.
 
     A weight in oneDNN's order counts as the plain one: its results differ by rounding only, as those of batches of
     different sizes do.
@@ -162,8 +171,9 @@ def _plain(tensor: Tensor) -> Iterator[Tensor]:
     if type(tensor) is OnednnWeight:
         yield tensor.sample if tensor.successor is None else sample(tensor.successor.detach())
     elif hasattr(tensor, "__tensor_flatten__"):
-        for name in tensor.__tensor_flatten__()[0]:
-            yield from _plain(getattr(tensor, name))
+        for inner in (getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]):
+            if isinstance(inner, Tensor):  # a part of a weight that is spread over processes names its mesh, too
+                yield from _plain(inner)
     else:
         plain = tensor.detach()
         yield plain if type(plain) is Tensor else plain.as_subclass(Tensor)

@@ -21,7 +21,7 @@ FLOORS = {
     " prefix_block prefix_index match_end token_chain sequence block_manager prefix_cache prefix_tree prefill_plan"
     " piece_kind prefix_report explain stream_rule residuals clock memory_account generation_events outliving"
     " live_pools live_display kv_names",
-    1: "kv_format filling part_store kv_storage pool_size pool_memory pool_debug memory_grid memory_map"
+    1: "ranks kv_format filling part_store kv_storage pool_size pool_memory pool_debug memory_grid memory_map"
     " memory_owners memory_plot memory_table picture kv_pool content fingerprint shared_runs step step_copies"
     " step_residuals padding row_tokens rows packed_step packed_rows static_step stored_steps step_plan admission"
     " tensor_file kv_scales prefix_manifest prefix_saving prefix_loading onednn_weight pool_contents tier block_rows"
@@ -30,7 +30,7 @@ FLOORS = {
     " graph handle paged_layer state_layer model_classes pageable mask_pattern mask attention attention_code"
     " attention_origin pictures prefix_sharing prefix_lookup cache_pool row_cache cache patching"
     " sinks streaming streaming_support packed_cache prepack prepack_faults prepack_gain"
-    " prepack_report generation_watch generation_inputs",
+    " prepack_report generation_watch generation_inputs tensor_parallel compat_sharding",
     3: "engine*",
     4: "__init__ __main__ cli demo demo_model demo_wheel measure bench* quality* verdict support conditions telemetry*"
     " doctor* watching* serve* json_file model_arguments planner* stress*",
