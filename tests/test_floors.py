@@ -33,7 +33,7 @@ FLOORS = {
     " prepack_report generation_watch generation_inputs tensor_parallel compat_sharding",
     3: "engine*",
     4: "__init__ __main__ cli demo demo_model demo_wheel measure bench* quality* verdict support conditions telemetry*"
-    " doctor* watching* serve* json_file model_arguments planner* stress*",
+    " doctor* watching* serve* json_file model_arguments planner* stress* replicas*",
 }
 
 # Libraries that a floor must not import, at the top or late.

@@ -1,0 +1,132 @@
+"""What a replica tells of its prefixes: the hashes by which requests that begin so find it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence as Many
+
+from hfpaged.block_table import GONE
+from hfpaged.kv_pool import KVPool
+from hfpaged.prefix_block import PrefixBlock, Root
+from hfpaged.replicas.routing_hash import RoutingHash
+
+# Hashes that are told at most, 8 bytes each: 16 KiB each second from a replica to each that sends to it.
+MOST_TOLD = 2048
+# Chains remembered beside those that are there: blocks may come behind one that has left its window.
+REMEMBERED = 4096
+
+
+class _Place:
+    """Of a block that a request can begin with: `depth` blocks from the root, itself included, with `behind` others
+    right behind it.
+    """
+
+    __slots__ = ("behind", "depth", "number")
+
+    def __init__(self, depth: int) -> None:
+        self.number, self.depth, self.behind = 0, depth, 0
+
+    @property
+    def tells_much(self) -> bool:
+        """Whether chains part or end here, or it stands for those about it."""
+        return self.behind != 1 or self.depth & (self.depth - 1) == 0
+
+
+class PublishedPrefixes:
+    """A watcher of a pool's prefix index (see BlockWatcher): the blocks that a request can begin with, by their routing
+    hash; the last ones are those that were computed, or computed behind, last. O(1) for each that comes or goes.
+    """
+
+    def __init__(self, routing_hash: RoutingHash, windows: Many[int | None]) -> None:
+        self._hash, self._lock = routing_hash, threading.Lock()
+        whole = [group for group, window in enumerate(windows) if window is None]
+        self._needed = whole or range(len(windows))  # layer groups without whose block nothing behind is found
+        self._places: dict[bytes, _Place] = {}
+        self._known: dict[int, tuple[bytes, int]] = {}  # hash and depth, by a block's number
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def stored(self, entry: PrefixBlock, group: int) -> None:
+        """See BlockWatcher."""
+        if not _is_plain(entry.root) or any(entry.blocks[needed] == GONE for needed in self._needed):
+            return
+        digest, depth = self._of(entry)
+        with self._lock:
+            if (parent := self._place_of(entry.parent)) is not None:
+                parent[1].behind += digest not in self._places
+                self._places[parent[0]] = self._places.pop(parent[0])
+            self._places[digest] = place = self._places.pop(digest, None) or _Place(depth)
+            place.number = entry.number
+
+    def removed(self, entry: PrefixBlock, group: int, block: int) -> None:
+        """See BlockWatcher."""
+        if group not in self._needed or (place := self._place_of(entry)) is None:
+            return
+        with self._lock:
+            del self._places[place[0]]
+            if (parent := self._place_of(entry.parent)) is not None:
+                parent[1].behind -= 1
+
+    def hottest(self, limit: int = MOST_TOLD) -> bytes:
+        """The hashes of at most `limit` blocks behind each other, the last used ones first. From any thread.
+
+        Where there are more blocks, those are told behind which chains part or end, and of the others those whose
+        depth is a power of two: a request that leaves a chain between two of them is taken for at least half as well
+        known as it is.
+        """
+        with self._lock:
+            places = list(self._places.items())
+        places.reverse()
+        if len(places) > limit:
+            places = [told for told in places if told[1].tells_much][:limit]
+        return b"".join(digest for digest, _ in places)
+
+    def _place_of(self, block: PrefixBlock | Root) -> tuple[bytes, _Place] | None:
+        """Hash and place of just this block, None where it is not there."""
+        digest, _ = self._known.get(block.number, (b"", 0)) if isinstance(block, PrefixBlock) else (b"", 0)
+        place = self._places.get(digest)
+        return None if place is None or place.number != getattr(block, "number", 0) else (digest, place)
+
+    def _of(self, entry: PrefixBlock) -> tuple[bytes, int]:
+        """Hash and depth of a block, by those of the nearest block before it that is remembered."""
+        missing: list[PrefixBlock] = []
+        at: PrefixBlock | Root = entry
+        while isinstance(at, PrefixBlock) and at.number not in self._known:
+            missing.append(at)
+            at = at.parent
+        digest, depth = self._known[at.number] if isinstance(at, PrefixBlock) else (self._hash.root(at.keys), 0)
+        for each in reversed(missing):
+            digest, depth = self._hash.block(digest, each.items), depth + 1
+            self._known[each.number] = digest, depth
+        while len(self._known) > 2 * len(self._places) + REMEMBERED:
+            self._forget()
+        return digest, depth
+
+    def _forget(self) -> None:
+        """The hash that was made first, unless its block is there."""
+        number = next(iter(self._known))
+        known = self._known.pop(number)
+        place = self._places.get(known[0])
+        if place is not None and place.number == number:
+            self._known[number] = known
+
+
+def watch_prefixes(pool: KVPool, routing_hash: RoutingHash) -> PublishedPrefixes:
+    """Follow what `pool` has and gets."""
+    published = PublishedPrefixes(routing_hash, [group.window for group in pool.groups])
+    with pool.changing():
+        index = pool.prefixes.index
+        for root in reversed(index.roots):
+            left = list(root.children.values())
+            while left:
+                entry = left.pop()
+                published.stored(entry, 0)
+                left.extend(entry.children.values())
+        index.watchers.append(published)
+    return published
+
+
+def _is_plain(root: Root) -> bool:
+    """Whether its blocks are of token ids and nothing else, as those of a request's prompt are."""
+    return root.width == 1 and not any(key.kind.startswith("input") for key in root.keys)

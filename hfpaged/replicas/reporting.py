@@ -1,0 +1,36 @@
+"""What a replica tells of itself to those who send requests to it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hfpaged.engine.batcher import ContinuousBatcher
+from hfpaged.replicas.published import PublishedPrefixes, watch_prefixes
+from hfpaged.replicas.routing_hash import RoutingHash
+
+
+class Reporter:
+    """Of the replica around `batcher`: `stats` is what its `record_routing_stats` gives back. `secret` is that of the
+    salts, the same on all replicas and all ingresses.
+    """
+
+    def __init__(self, batcher: ContinuousBatcher, secret: bytes) -> None:
+        self._batcher = batcher
+        self._published: PublishedPrefixes = watch_prefixes(batcher.pool, RoutingHash(secret))
+
+    def stats(self) -> dict[str, Any]:
+        """See `RoutingStats`. From any thread; it takes some milliseconds where the pool is large."""
+        batcher, blocks = self._batcher, self._batcher.pool.blocks
+        running = len(batcher.requests_with_blocks())
+        return {
+            "prefixes": self._published.hottest(),
+            "running": running,
+            "waiting": max(len(batcher.loop.requests) - running, 0),
+            "seats": batcher.limits["max_num_seqs"],
+            "free": blocks.num_free / blocks.num_blocks if blocks.num_blocks else 1.0,
+        }
+
+    def close(self) -> None:
+        """Follow the pool no more."""
+        with self._batcher.pool.changing():
+            self._batcher.pool.prefixes.index.watchers.remove(self._published)
