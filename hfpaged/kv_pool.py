@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import threading
 import weakref
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 from hfpaged import live_pools
@@ -24,6 +22,7 @@ from hfpaged.kv_storage import KVStorage, LayerStore, PartScales
 from hfpaged.layer_groups import LayerGroup
 from hfpaged.memory_map import MemoryMap
 from hfpaged.memory_owners import Describe, LiveRows, map_memory
+from hfpaged.pool_change import PoolChange
 from hfpaged.pool_contents import read_pool
 from hfpaged.pool_debug import PoolDebug
 from hfpaged.pool_memory import PoolMemory
@@ -56,8 +55,6 @@ class KVPool:
         self.groups = groups
         self.block_size = check_block_size(block_size)
         self.kv_format = kv_format
-        self._lock = threading.Lock()
-        self._abandoned: deque[Callable[[BlockManager], None]] = deque()
         self.storage = KVStorage(block_size, kv_format, scales)
         self.residuals = Residuals() if any(each.has_residuals for each in kv_format.all) else None
         self._memory = PoolMemory(memory, num_blocks)
@@ -66,6 +63,9 @@ class KVPool:
         self.debug: PoolDebug | None = None
         windows = [group.window for group in groups]
         self._make_blocks(size, windows, wants_debug(debug))
+        self._change = PoolChange(self.manager)
+        if self.debug:
+            self._change.settle = self.debug.settle
         if self.residuals is not None:
             self.blocks.on_free = self.residuals.close
             self.blocks.reserved = lambda: self._memory.blocks_worth_of_residuals(self)
@@ -87,27 +87,22 @@ class KVPool:
     @property
     def num_free(self) -> int:
         """Blocks that no sequence holds, those of cached prefixes among them."""
-        self._try_reclaim()
+        self._change.try_reclaim()
         return self.blocks.num_free
 
-    @contextmanager
-    def changing(self) -> Iterator[BlockManager]:
+    def changing(self) -> AbstractContextManager[BlockManager]:
         """The block manager, for one thread at a time."""
-        with self._lock:
-            self._reclaim()
-            yield self.manager
-            if self.debug:
-                self.debug.settle()
+        return self._change()
 
     def add_model(self, model: Any, name: str) -> None:
         """A cache of `model` uses this pool."""
-        with self._lock:
+        with self._change.lock:
             self.models.add(model)
             self.counts.model_name = self.counts.model_name or name
 
     def user_models(self) -> list[Any]:
         """Those whose caches use it, and are still there."""
-        with self._lock:
+        with self._change.lock:
             return list(self.models)
 
     def settle_idle(self) -> None:
@@ -120,8 +115,7 @@ class KVPool:
         """Free the sequences of a cache that is gone. The garbage collector calls this in the middle of anything, a
         change of this very pool included: where that is under way, the blocks come back at the next one.
         """
-        self._abandoned.append(free)
-        self._try_reclaim()
+        self._change.abandon(free)
 
     def pin_prefix(self, input_ids: Any, salt: str | None = None, adapter: str | None = None) -> int:
         """Keep what is known of a prompt [length] from eviction; how many tokens that are, 0 where nothing is known.
@@ -223,7 +217,7 @@ class KVPool:
 
         Layers that have not come yet count like this one. Raises InvalidConfigError when nothing fits.
         """
-        with self._lock:
+        with self._change.lock:
             known = self.layer_stores.setdefault(layer, [])
             known[:] = [other for other in known if other is not store] + [store]
             self._memory.settle(self, store)
@@ -236,14 +230,3 @@ class KVPool:
         self.blocks = blocks = TracedBlockPool(size)
         self.manager = manager = TracedBlockManager(blocks, len(windows), self.block_size, windows)
         self.debug = PoolDebug(self, blocks, manager)
-
-    def _try_reclaim(self) -> None:
-        if self._lock.acquire(blocking=False):
-            try:
-                self._reclaim()
-            finally:
-                self._lock.release()
-
-    def _reclaim(self) -> None:
-        while self._abandoned:
-            self._abandoned.popleft()(self.manager)

@@ -18,8 +18,8 @@ from hfpaged.block_hash import ExtraKey, HashFunction, block_hash, root_hash, sh
 from hfpaged.block_table import GONE
 from hfpaged.common_runs import common_length
 from hfpaged.ghosts import Ghosts
-from hfpaged.layer_groups import visible_offset
 from hfpaged.prefix_block import BlockWatcher, Origin, PrefixBlock, Root, width_of
+from hfpaged.usable_prefix import usable_lengths
 
 # Evicted blocks that are remembered, some 600 bytes each.
 REMEMBERED = 4096
@@ -174,6 +174,10 @@ class PrefixIndex:
         if entry.is_gone:
             self._remember(entry)
 
+    def unknown(self, parent: PrefixBlock | Root, items: array[int]) -> PrefixBlock:
+        """What a block of `items` behind `parent` would be: to ask others for it. The index does not know it."""
+        return PrefixBlock(parent, block_hash(parent.digest, items, self._hash), items, len(self._windows), 0)
+
     def match(self, root: Root, items: array[int], limit: int, counted: bool = True) -> Match:
         """The longest usable prefix of at most `limit` tokens of `items` (`root.width` numbers each).
 
@@ -206,21 +210,8 @@ class PrefixIndex:
         """As many of `known` as have, in each windowed group, all that the token behind them sees."""
         if not any(self._windows):
             return known
-        runs = [0] * len(self._windows)  # blocks in a row, up to the one looked at, that are there
-        best = 0
-        for number, entry in enumerate(known):
-            runs = [run + 1 if block != GONE else 0 for run, block in zip(runs, entry.blocks, strict=True)]
-            if self._sees_all(number + 1, runs):
-                best = number + 1
-        return known[:best]
-
-    def _sees_all(self, count: int, runs: Many[int]) -> bool:
-        """Whether `runs` blocks before the end of `count` full ones are all that the next token sees."""
-        end = count * self.block_size
-        return all(
-            window is None or run >= count - visible_offset(end, window) // self.block_size
-            for window, run in zip(self._windows, runs, strict=True)
-        )
+        there = ([block != GONE for block in entry.blocks] for entry in known)
+        return known[: max(usable_lengths(there, self._windows, self.block_size), default=0)]
 
     def _partial(
         self, parent: PrefixBlock | Root, index: int, items: array[int], limit: int

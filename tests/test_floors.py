@@ -20,7 +20,8 @@ FLOORS = {
     0: "errors config cache_stats block_hash block_pool block_table block_trace common_runs ghosts layer_groups"
     " prefix_block prefix_index match_end token_chain sequence block_manager prefix_cache prefix_tree prefill_plan"
     " piece_kind prefix_report explain stream_rule residuals clock memory_account generation_events outliving"
-    " live_pools live_display kv_names",
+    " live_pools live_display kv_names"
+    " usable_prefix pool_change",
     1: "ranks kv_format filling part_store kv_storage pool_size pool_memory pool_debug memory_grid memory_map"
     " memory_owners memory_plot memory_table picture kv_pool content fingerprint shared_runs step step_copies"
     " step_residuals padding row_tokens rows packed_step packed_rows static_step stored_steps step_plan admission"
