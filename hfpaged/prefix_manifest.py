@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from array import array
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import pairwise
 from typing import Any
@@ -72,7 +72,7 @@ class Manifest:
     versions: dict[str, str]
 
     def to_json(self) -> str:
-        return json.dumps({"format": FORMAT, **asdict(self)})
+        return json.dumps({"format": FORMAT, **vars(self)}, default=vars)
 
 
 def installed_versions() -> dict[str, str]:

@@ -18,6 +18,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import load
 from torch import Tensor
 
 from hfpaged.errors import HfpagedError, PrefixFileError
@@ -28,7 +29,10 @@ from hfpaged.errors import HfpagedError, PrefixFileError
 _OPENING = b'{"__metadata__": {"sha256": "'
 _ZEROS = b"0" * 64
 _LENGTH = struct.Struct("<Q")
+_BEGINNING = _LENGTH.size + len(_OPENING) + len(_ZEROS)
 _CHUNK = 2**20
+# Names of what is being written. A process that is killed leaves such a file behind.
+TEMPORARY_PREFIX, TEMPORARY_SUFFIX = ".hfpaged-", ".tmp"
 _DTYPES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
     torch.int64: "I64", torch.int32: "I32", torch.int8: "I8", torch.uint8: "U8",
@@ -67,26 +71,44 @@ def spec_of(reader: Any, name: str) -> TensorSpec | None:
 
 
 def write_file(
-    path: str | os.PathLike[str], manifest: str, specs: Many[TensorSpec], tensors: Iterable[Tensor]
+    path: str | os.PathLike[str], manifest: str, specs: Many[TensorSpec], tensors: Iterable[Tensor], *,
+    durable: bool = True,
 ) -> int:  # fmt: skip
     """Write `tensors`, which come in the order of `specs`, and put the file in its place when all of it is on disk.
     Returns its bytes. Raises OSError; what was under that name before is still there then.
+
+    Not `durable`: nothing is awaited, so that a crash of the machine (no other one) may leave a file that is not whole,
+    which its reader will see.
     """
     folder = Path(path).parent
-    handle, temporary = tempfile.mkstemp(dir=folder, prefix=".hfpaged-", suffix=".tmp")
+    handle, temporary = tempfile.mkstemp(dir=folder, prefix=TEMPORARY_PREFIX, suffix=TEMPORARY_SUFFIX)
     try:
-        with os.fdopen(handle, "wb") as file:
+        with os.fdopen(handle, "wb", buffering=_CHUNK) as file:
             _write(file, _header(manifest, specs), specs, tensors)
             size = file.seek(0, os.SEEK_END)
             file.flush()
-            os.fsync(file.fileno())
+            if durable:
+                os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException:
         with suppress(OSError):
             os.unlink(temporary)
         raise
-    _sync_folder(folder)
+    if durable:
+        _sync_folder(folder)
     return size
+
+
+def parse_file(raw: bytes, path: str | os.PathLike[str], kind: FileKind = PREFIXES) -> tuple[str, dict[str, Tensor]]:
+    """The manifest and the tensors in the bytes of a file, every one of them checked. For files that others may remove
+    or cut meanwhile: nothing of them is read later. Raises the error of its kind.
+    """
+    _compare_digest(raw[:_BEGINNING], [memoryview(raw)[_BEGINNING:]], path, kind)
+    try:
+        metadata = json.loads(raw[_LENGTH.size : _LENGTH.size + _LENGTH.unpack_from(raw)[0]])["__metadata__"]
+        return str(metadata["manifest"]), load(raw)
+    except (SafetensorError, ValueError, KeyError, TypeError) as error:
+        raise kind.error(f"{_named(path)} is no safetensors file: {error}; {kind.remedy}") from error
 
 
 @contextmanager
@@ -131,19 +153,26 @@ def _write(file: BinaryIO, header: bytes, specs: Many[TensorSpec], tensors: Iter
 
 def _check_digest(file: BinaryIO, path: str | os.PathLike[str], kind: FileKind) -> None:
     """Raises the error of `kind` unless the file is byte for byte what was written."""
-    opening = file.read(_LENGTH.size + len(_OPENING))
-    if not opening.endswith(_OPENING):
+    beginning = file.read(_BEGINNING)
+    _compare_digest(beginning, iter(lambda: file.read(_CHUNK), b""), path, kind)
+
+
+def _compare_digest(
+    beginning: bytes, rest: Iterable[bytes | memoryview], path: str | os.PathLike[str], kind: FileKind
+) -> None:  # fmt: skip
+    opening, written = beginning[: -len(_ZEROS)], beginning[-len(_ZEROS) :]
+    if len(beginning) < _BEGINNING or not opening.endswith(_OPENING):
         raise kind.error(
-            f"{_named(path)} does not begin like a file of {kind.content} ({len(opening)} bytes read): it was "
+            f"{_named(path)} does not begin like a file of {kind.content} ({len(beginning)} bytes read): it was "
             f"changed, truncated, or written by something else; {kind.remedy}"
         )
-    written = file.read(len(_ZEROS))
-    digest = hashlib.sha256(opening + _ZEROS)
-    while chunk := file.read(_CHUNK):
+    digest, size = hashlib.sha256(opening + _ZEROS), len(beginning)
+    for chunk in rest:
         digest.update(chunk)
+        size += len(chunk)
     if digest.hexdigest().encode() != written:
         raise kind.error(
-            f"{_named(path)} is {file.tell()} bytes with SHA-256 {digest.hexdigest()[:12]}..., and was written with "
+            f"{_named(path)} is {size} bytes with SHA-256 {digest.hexdigest()[:12]}..., and was written with "
             f"{written[:12].decode(errors='replace')}...: it was truncated or changed, so none of it can be trusted; "
             f"{kind.remedy}"
         )

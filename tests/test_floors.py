@@ -26,7 +26,8 @@ FLOORS = {
     " memory_owners memory_plot memory_table picture kv_pool content fingerprint shared_runs step step_copies"
     " step_residuals padding row_tokens rows packed_step packed_rows static_step stored_steps step_plan admission"
     " tensor_file kv_scales prefix_manifest prefix_saving prefix_loading onednn_weight pool_contents tier block_rows"
-    " device_copies",
+    " device_copies"
+    " prefix_store*",
     2: "adapters adapter_choice compat compat_beams compat_generation layer_states layer_step new_blocks"
     " graph handle paged_layer state_layer model_classes pageable mask_pattern mask attention attention_code"
     " attention_origin pictures prefix_sharing prefix_lookup cache_pool row_cache cache patching"
