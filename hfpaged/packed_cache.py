@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from collections.abc import Sequence as Many
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from torch import nn
@@ -14,6 +15,7 @@ from hfpaged.cache_pool import PoolSpec, check_pageable, pool_for
 from hfpaged.kv_pool import KVPool
 from hfpaged.layer_groups import group_layers
 from hfpaged.layer_states import LayerStates
+from hfpaged.packed_plan import PackedInput, PackedPlan
 from hfpaged.packed_rows import PackedRows
 from hfpaged.pageable import windows_of
 from hfpaged.paged_layer import PagedLayer
@@ -82,6 +84,20 @@ class PackedCache(RowCache):
             for sequence, length in zip(sequences, lengths, strict=True):
                 can = sequence.state is None and self.pool.residuals is None
                 manager.trim(sequence, length if can else 0)
+
+    def plan(self, given: PackedInput) -> PackedPlan:
+        """The step under way, for processes that hold other heads of the model and `follow`."""
+        return self._rows.plan_of_step(given)
+
+    @contextmanager
+    def following(self, plan: PackedPlan) -> Iterator[None]:
+        """Around the one forward by which a step of another process is made here too."""
+        self._rows.follow(plan)
+        try:
+            yield
+        finally:
+            self.make_copies()  # whatever the forward did, as `undo` does in the process that leads
+            self._rows.end_followed()
 
     @property
     def steps(self) -> list[Step]:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from hfpaged.block_manager import BlockManager
 from hfpaged.errors import CacheMismatchError, PackedForwardError
 from hfpaged.kv_pool import KVPool
+from hfpaged.packed_plan import PackedInput, PackedPlan, group_plan
 from hfpaged.packed_step import build_packed_step, with_parts
 from hfpaged.rows import Rows
 from hfpaged.sequence import Sequence
@@ -39,13 +40,44 @@ class PackedRows(Rows):
         self.copies.begin(manager, self.residuals.copies(copies))
         self.sequences = [sequence for sequence, _ in growth]
         counts = [count for _, count in growth]
-        self._num_tokens = sum(counts)
-        longest = max(sequence.length for sequence in self.sequences)
-        # The model is told of as many positions as the longest sequence has: what depends on them must not be missed.
-        self.length = longest if not self.is_packed else max(longest, self._num_tokens)
-        self.past_length = self.length - self._num_tokens
-        self.seen = {}
+        self._tell_of(sum(counts), max(sequence.length for sequence in self.sequences))
         self.steps = [self._packed_step(group, counts) for group in range(len(self.pool.groups))]
+
+    def _tell_of(self, num_tokens: int, longest: int) -> None:
+        """The model hears of as many positions as the longest sequence has: what depends on them must not be missed."""
+        self._num_tokens = num_tokens
+        self.length = longest if not self.is_packed else max(longest, num_tokens)
+        self.past_length = self.length - num_tokens
+        self.seen = {}
+
+    def plan_of_step(self, given: PackedInput) -> PackedPlan:
+        """The step under way, for processes that hold other heads."""
+        groups = [
+            group_plan([sequence.tables[group] for sequence in self.sequences], self.copies.of(group), step)
+            for group, step in enumerate(self.steps)
+        ]
+        blocks, residuals = self.pool.blocks.high_water, self.pool.residuals
+        return PackedPlan(given, tuple(groups), self.length, blocks, residuals.high_water if residuals else 0)
+
+    def follow(self, plan: PackedPlan) -> None:
+        """Take part in a step of the process that leads. Its pool decides; of ours the memory is used, and no more."""
+        self.pool.blocks.reserve(plan.num_blocks)
+        if self.pool.residuals is not None:
+            self.pool.residuals.reserve(plan.num_residuals)
+        self.copies.follow([group.copies_on_write for group in plan.groups])
+        tables = [group.tables(self.pool.blocks, self.pool.block_size) for group in plan.groups]
+        self.sequences = [Sequence(of_one) for of_one in zip(*tables, strict=True)]
+        self._tell_of(len(plan.given.token_ids), plan.length)
+        counts = plan.given.counts.tolist()
+        self.steps = [
+            with_parts(group.with_filling(build_packed_step(held, counts, self.pool.block_size), self.pool.block_size))
+            for group, held in zip(plan.groups, tables, strict=True)
+        ]
+
+    def end_followed(self) -> None:
+        """The step that was followed is over, however it went; all copies must be made by then."""
+        self.steps, self.sequences = [], []
+        self.copies.follow([])
 
     @contextmanager
     def static(self, steps: list[Step], length: int) -> Iterator[None]:

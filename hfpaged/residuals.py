@@ -39,6 +39,11 @@ class Residuals:
         residual = self._of[block] = self._free.pop()
         return residual
 
+    def reserve(self, count: int) -> None:
+        """Have at least so many: another process, whose steps are followed here, hands them out."""
+        self._free += range(self.high_water, count)
+        self.high_water = max(self.high_water, count)
+
     def close(self, block: int) -> None:
         """`block` is full or free: what it has, if it has one, may be handed out again."""
         residual = self._of.pop(block, NONE)

@@ -24,13 +24,18 @@ class StepCopies:
             self._sources = manager.hold(by_group)
             self.unmade_in = {layer for group in self._pool.groups for layer in group.layers}
 
+    def follow(self, by_group: list[list[BlockCopy]]) -> None:
+        """A step of another process needs these: it is he who holds their sources."""
+        self.by_group = by_group
+        self.unmade_in = {layer for group in self._pool.groups for layer in group.layers} if any(by_group) else set()
+
     def of(self, group: int) -> list[BlockCopy]:
         """What each layer of this group has to copy."""
         return self.by_group[group] if self.by_group else []
 
     def made(self, layer: int) -> None:
         """`layer` has made its part of the copies; after the last one their sources are let go."""
-        if self._sources is not None:
+        if self.unmade_in:
             self.unmade_in.discard(layer)
             if not self.unmade_in:
                 self.let_go()

@@ -14,7 +14,7 @@ import hfpaged
 from hfpaged.engine import decode_graphs
 from hfpaged.engine.decode_graphs import DecodeGraphs
 from hfpaged.engine.graph_support import graph_sizes, why_no_graphs
-from hfpaged.engine.model_runner import Piece
+from hfpaged.engine.piece import Piece
 from hfpaged.errors import InvalidConfigError
 
 PACKED = ("llama", "mistral", "qwen3", "gpt2", "opt", "gemma2", "gpt_oss")

@@ -27,7 +27,8 @@ FLOORS = {
     " step_residuals padding row_tokens rows packed_step packed_rows static_step stored_steps step_plan admission"
     " tensor_file kv_scales prefix_manifest prefix_saving prefix_loading onednn_weight pool_contents tier block_rows"
     " device_copies"
-    " prefix_store*",
+    " prefix_store*"
+    " packed_plan",
     2: "adapters adapter_choice compat compat_beams compat_generation layer_states layer_step new_blocks"
     " graph handle paged_layer state_layer model_classes pageable mask_pattern mask attention attention_code"
     " attention_origin pictures prefix_sharing prefix_lookup cache_pool row_cache cache patching"
@@ -53,7 +54,7 @@ LATE = {
     " record them ask whether a cache is ours",
     ("generation_watch", "patching"): "see above",
     (
-        "engine.batcher",
+        "engine.batcher_facts",
         "doctor",
     ): "batcher.diagnose() is for those who have a batcher and no server, and runs when asked",
     ("patching", "cache"): "the cache patches the model, and a patched model asks whether its cache is ours",

@@ -17,7 +17,8 @@ from hfpaged.adapter_choice import BASE, AdapterChoices
 from hfpaged.compat import transformers_model
 from hfpaged.engine.adapter_mixing import MixedLayers
 from hfpaged.engine.adapter_trial import row_of, why_not_mixed
-from hfpaged.engine.model_runner import ModelRunner, Piece
+from hfpaged.engine.model_runner import ModelRunner
+from hfpaged.engine.piece import Piece
 from hfpaged.errors import MixedForwardError
 
 logger = logging.getLogger("hfpaged")

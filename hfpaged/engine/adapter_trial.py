@@ -12,7 +12,8 @@ from torch import Tensor
 
 from hfpaged.adapter_choice import AdapterChoices
 from hfpaged.engine.adapter_mixing import MixedLayers, Row
-from hfpaged.engine.model_runner import ModelRunner, Piece
+from hfpaged.engine.model_runner import ModelRunner
+from hfpaged.engine.piece import Piece
 from hfpaged.engine.trial import are_close, prompts_of, sequences
 from hfpaged.errors import MixedForwardError, OutOfBlocksError
 

@@ -16,9 +16,10 @@ from hfpaged.engine.adapter_routing import AdapterRouter
 from hfpaged.engine.core import Engine
 from hfpaged.engine.graph_support import make_graphs
 from hfpaged.engine.limits import Limits
-from hfpaged.engine.model_runner import ModelRunner, Piece
+from hfpaged.engine.model_runner import ModelRunner
 from hfpaged.engine.pacing import Pace
 from hfpaged.engine.params import RequestParams
+from hfpaged.engine.piece import Piece
 from hfpaged.engine.preemption import POLICIES
 from hfpaged.engine.request_sequences import describe_requests
 from hfpaged.engine.scheduler import Scheduler

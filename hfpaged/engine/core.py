@@ -10,9 +10,10 @@ from transformers import PreTrainedModel
 from hfpaged.clock import now
 from hfpaged.engine import events
 from hfpaged.engine.adapter_routing import AdapterRouter
-from hfpaged.engine.model_runner import ModelRunner, piece_of
+from hfpaged.engine.model_runner import ModelRunner
 from hfpaged.engine.outputs import FinishReason
 from hfpaged.engine.pacing import Pace
+from hfpaged.engine.piece import piece_of
 from hfpaged.engine.prefix_match import PrefixMatch, prefix_match
 from hfpaged.engine.request import Request, SequenceGroup
 from hfpaged.engine.roots import give_roots

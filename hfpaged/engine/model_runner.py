@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Many
-from typing import Any
+from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
 import torch
@@ -20,36 +20,12 @@ from torch import Tensor, nn
 
 from hfpaged import compat
 from hfpaged.engine.decode_graphs import DecodeGraphs
-from hfpaged.engine.schedule import Scheduled
+from hfpaged.engine.piece import Piece, packed_input
 from hfpaged.errors import InvalidConfigError, PackedForwardError
 from hfpaged.packed_cache import PackedCache
-from hfpaged.sequence import Sequence
+from hfpaged.packed_plan import PackedInput, PackedPlan
 
 logger = logging.getLogger("hfpaged")
-
-
-class Piece:
-    """Tokens of one sequence in a forward. `logits`: of how many of its last tokens they are wanted. `adapter`: the one
-    that its request chose.
-    """
-
-    __slots__ = ("adapter", "blocks", "logits", "start", "token_ids")
-
-    def __init__(
-        self, blocks: Sequence, start: int, token_ids: Many[int], logits: int, adapter: str | None = None
-    ) -> None:
-        self.blocks, self.start, self.token_ids, self.logits = blocks, start, token_ids, logits
-        self.adapter = adapter
-
-
-def piece_of(work: Scheduled, logits: int) -> Piece:
-    """What of a sequence a step computes, its draft at the end."""
-    seq = work.seq
-    assert seq.blocks is not None
-    stop = work.start + work.count - len(seq.draft)
-    ids = seq.tokens[work.start : stop]
-    adapter = seq.request.adapter
-    return Piece(seq.blocks, work.start, [*ids, *seq.draft] if seq.draft else ids, logits, adapter)
 
 
 class ModelRunner:
@@ -62,6 +38,7 @@ class ModelRunner:
     def __init__(self, model: nn.Module, cache: PackedCache) -> None:
         self.model, self.cache = model, cache
         self.graphs: DecodeGraphs | None = None
+        self.lead: Callable[[PackedPlan], AbstractContextManager[None]] | None = None  # who has others follow
         self.seconds = 0.0  # in forwards of the model, all together
         self._config = compat.transformers_model(model).config
         if model.training:
@@ -164,7 +141,9 @@ class ModelRunner:
         try:
             logits = self._recorded(pieces)
             if logits is None:
-                logits = self._logits(self._inputs(pieces), pieces)
+                given = packed_input(pieces)
+                with self._leading(given):
+                    logits = self._logits(given)
         except BaseException:  # Ctrl-C too
             self.cache.undo(lengths)
             raise
@@ -181,26 +160,22 @@ class ModelRunner:
         wanted = [row for row, piece in enumerate(pieces) if piece.logits]
         return logits if logits is None or len(wanted) == len(pieces) else logits[wanted]
 
-    def _inputs(self, pieces: Many[Piece]) -> dict[str, Any]:
-        if all(len(piece.token_ids) == 1 for piece in pieces):  # a step that only decodes: no arrays of one number
-            ids = np.array([piece.token_ids[0] for piece in pieces], dtype=np.int64)
-            positions = np.array([piece.start for piece in pieces], dtype=np.int64)
-        else:
-            ids = np.concatenate([np.asarray(piece.token_ids, dtype=np.int64) for piece in pieces])
-            positions = np.concatenate([np.arange(p.start, p.start + len(p.token_ids)) for p in pieces])
-        inputs = {"input_ids": self._tensor(ids)[None], "use_cache": True, self._cache_name: self.cache}
-        if self._takes_positions:
-            inputs["position_ids"] = self._tensor(positions)[None]
-        return inputs
+    def follow(self, plan: PackedPlan) -> None:
+        """Take part in a forward of the process that leads. Raises what the model raises."""
+        with torch.no_grad(), self.cache.following(plan):
+            self._logits(plan.given)
 
-    def _logits(self, inputs: dict[str, Any], pieces: Many[Piece]) -> Tensor:
+    def _leading(self, given: PackedInput) -> AbstractContextManager[None]:
+        """Around each forward: those who hold other heads of the model take part."""
+        return nullcontext() if self.lead is None else self.lead(self.cache.plan(given))
+
+    def _logits(self, given: PackedInput) -> Tensor:
         """[wanted, vocab]"""
-        ends = np.cumsum([len(piece.token_ids) for piece in pieces])
-        if all(piece.logits == 1 for piece in pieces):
-            wanted = ends - 1
-        else:
-            wanted = np.concatenate([np.arange(end - p.logits, end) for end, p in zip(ends, pieces, strict=True)])
-        keep = self._tensor(wanted if len(wanted) else ends[-1:] - 1)
+        inputs = {"input_ids": self._tensor(given.token_ids)[None], "use_cache": True, self._cache_name: self.cache}
+        if self._takes_positions:
+            inputs["position_ids"] = self._tensor(given.positions)[None]
+        wanted = given.wanted
+        keep = self._tensor(wanted if len(wanted) else np.array([len(given.token_ids) - 1]))
         if self._takes_keep:
             inputs["logits_to_keep"] = keep
         began = time.perf_counter()

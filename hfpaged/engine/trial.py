@@ -17,7 +17,8 @@ from torch import Tensor
 
 from hfpaged import compat
 from hfpaged.cache import PagedCache
-from hfpaged.engine.model_runner import ModelRunner, Piece
+from hfpaged.engine.model_runner import ModelRunner
+from hfpaged.engine.piece import Piece
 from hfpaged.errors import OutOfBlocksError, UnsupportedModelError
 from hfpaged.sequence import Sequence
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
-from hfpaged.engine.model_runner import ModelRunner, Piece
+from hfpaged.engine.model_runner import ModelRunner
+from hfpaged.engine.piece import Piece
 from hfpaged.errors import OutOfBlocksError
 
 # Tokens of prompts by forward; each prompt is followed by one token more. One alone, and some side by side.
