@@ -109,7 +109,7 @@ class PackedPlan:
     num_residuals: int = 0
 
     def numbers(self) -> Ints:
-        """All of it, one behind the other. [length, num_blocks, num_residuals, how many parts, how long each is ..., the parts]"""
+        """int64: length, num_blocks, num_residuals, how many parts, the length of each, and the parts themselves."""
         parts = [*(getattr(self.given, each.name) for each in fields(PackedInput))]
         for group in self.groups:
             parts += [group.contexts, group.num_blocks, _halves(group.blocks), group.copies.reshape(-1)]
