@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import os
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from hfpaged import compat
 from hfpaged.config import DEFAULT_BLOCK_SIZE
 from hfpaged.engine import registry
 from hfpaged.engine.all_to_end import all_to_end
 from hfpaged.engine.assembly import assemble
+from hfpaged.engine.batcher_facts import BatcherFacts
 from hfpaged.engine.delivery import Listener, Mailbox, Stream
 from hfpaged.engine.events import Hook
 from hfpaged.engine.intake import Config, Intake
@@ -30,12 +31,8 @@ from hfpaged.kv_format import Spec
 from hfpaged.kv_pool import KVPool
 from hfpaged.kv_scales import KVScales
 
-if TYPE_CHECKING:
-    from hfpaged.doctor import Diagnosis
-    from hfpaged.memory_map import MemoryMap
 
-
-class ContinuousBatcher:
+class ContinuousBatcher(BatcherFacts):
     """An engine of any causal model object: requests come and go, and each step computes all that are there.
 
         batcher = ContinuousBatcher(model, tokenizer)
@@ -107,37 +104,6 @@ class ContinuousBatcher:
         self._intake = Intake(compat.transformers_model(model), tokenizer, self._parts, self.loop, self.tally)
         registry.register(self)
 
-    @property
-    def model(self) -> PreTrainedModel:
-        """The model of transformers, without what wraps it."""
-        return compat.transformers_model(self._parts.runner.model)
-
-    @property
-    def pool(self) -> KVPool:
-        """The block pool: `num_free`, `stats()`, `check_integrity()`."""
-        return self._parts.engine.pool
-
-    @property
-    def hooks(self) -> list[Hook]:
-        """Functions that are told of each event."""
-        return self._parts.engine.tells.hooks
-
-    @property
-    def has_work(self) -> bool:
-        """Whether a step would do anything."""
-        return self.loop.has_work
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether it takes no more requests."""
-        return self._intake.is_closed
-
-    @property
-    def limits(self) -> dict[str, int]:
-        """max_num_seqs, max_num_batched_tokens, and max_model_len where there is one."""
-        sizes, longest = self._parts.scheduler.limits.sizes, self._parts.max_model_len
-        return sizes if longest is None else sizes | {"max_model_len": longest}
-
     def check_queue(self, refused: str | None = None) -> None:
         """Whether one more request may wait. Raises QueueFullError; one of tenant `refused` is told of as refused."""
         self._intake.check_queue(refused)
@@ -149,25 +115,6 @@ class ContinuousBatcher:
         for forward in forwards(self._parts.runner, self.limits):
             with self.loop.between_steps():
                 forward()
-
-    def requests_with_blocks(self) -> set[str]:
-        """The ids of the requests that hold blocks."""
-        with self.pool.changing():
-            return {group.request.request_id for group in self._parts.scheduler.running}
-
-    def memory_map(self) -> MemoryMap:
-        """Which request holds which block of the pool now, those of this batcher first: to print, or to `plot()`."""
-        return self.pool.memory_map(self._parts.scheduler)
-
-    def describe(self) -> dict[str, Any]:
-        """What was decided at construction: sizes, formats, how the model is computed."""
-        return self._parts.describe()
-
-    def diagnose(self) -> Diagnosis:
-        """Findings: what is wrong, by which figures, and what to change, the most important first. print() it."""
-        from hfpaged.doctor import diagnose
-
-        return diagnose(self)
 
     def add_request(
         self, prompt: Any, generation_config: Config = None, *, request_id: str | None = None, priority: int = 0,
