@@ -4,18 +4,31 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from typing import Protocol
 
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from hfpaged.serve.body import read_body, replayed
+from hfpaged.serve.callers import KeyRing
 from hfpaged.serve.exchange import Exchange
 from hfpaged.serve.http_errors import ApiError, api_error
-from hfpaged.serve.service import Service
+from hfpaged.serve.options import ServeOptions
 from hfpaged.serve.tracing import in_trace_of
 
 # Who watches a server has no key of it: these tell no text and take nothing. `transformers chat` sends its key later.
 OPEN = frozenset(("/", "/health", "/ready", "/metrics", "/openapi.json", "/docs", "/load_model"))
+
+
+class Guard(Protocol):
+    """What a gate goes by; a Service is one."""
+
+    options: ServeOptions
+    keys: KeyRing
+
+    @property
+    def max_body_bytes(self) -> int:
+        """Of one request."""
 
 
 class Guarded:
@@ -39,7 +52,7 @@ class Gate:
     with an error itself. It logs a line for each request.
     """
 
-    def __init__(self, app: ASGIApp, service: Service, guarded: Guarded) -> None:
+    def __init__(self, app: ASGIApp, service: Guard, guarded: Guarded) -> None:
         self._app, self._service, self._guarded = app, service, guarded
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -58,7 +58,7 @@ def run(
     with logging_to_stderr(log_level, as_json=log_json), providers.observed(), _listening(host, port) as listening:
         with _progress("loading the model", console, log_json):
             if not isinstance(model, torch.nn.Module):
-                model, tokenizer = _load(model, dtype, device)
+                model, tokenizer = load_model(model, dtype, device)
             model = load_adapters(model, options.adapters)
         with _progress("measuring what a step takes, and making the pool", console, log_json):
             batcher = ContinuousBatcher(model, tokenizer, **sizes)
@@ -94,8 +94,11 @@ def _tell_ready(url: str, console: Console, log_json: bool) -> None:
         sys.stdout.flush()
 
 
-def _load(name: Any, dtype: str, device: str | None) -> tuple[PreTrainedModel, Any]:
-    """Raises DemoModelError."""
+def load_model(name: Any, dtype: str, device: str | None) -> tuple[PreTrainedModel, Any]:
+    """A model and its tokenizer by a name or folder, None for the demo model; `device` None: cuda where there is one.
+
+    Raises DemoModelError.
+    """
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     if name is None:  # whose makers' dtype is not that of the file that it ships in
         return demo_model.load(None, "float32" if dtype == "auto" else dtype, device)
