@@ -6,3 +6,57 @@
 An *ingress* takes the requests and has no model; it hands each to a *replica*, which loads the model and answers with
 the application of hfpaged.serve. Importing this loads neither Ray nor torch.
 """
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from importlib import import_module
+from typing import Any
+
+from hfpaged.errors import InvalidConfigError
+from hfpaged.serve.options import ServeOptions
+
+# Ray reads them when it is imported, or hands them to the processes that it starts.
+_RAY_VARIABLES = {
+    "RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+}  # fmt: skip
+OTLP_ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
+
+
+def run(args: argparse.Namespace, options: ServeOptions, sizes: Mapping[str, Any]) -> int:
+    """`hfpaged serve` with replicas, until SIGTERM or Ctrl-C; returns 0. Raises HfpagedError."""
+    launch = _launch()
+    from hfpaged.replicas.flags import check_sizes, settings_of
+    from hfpaged.replicas.recipe import Recipe
+
+    settings = settings_of(args, has_cuda=_has_cuda())
+    check_sizes(args, settings)
+    recipe = Recipe(
+        options=replace(options, salt_secret=options.salt_secret or os.urandom(32)), model=args.model, dtype=args.dtype,
+        device=args.device, sizes=sizes, log_level=args.log_level, log_json=args.log_json,
+        neighbours=settings.max_replicas, environment={OTLP_ENDPOINT: args.otlp_endpoint} if args.otlp_endpoint else {},
+    )  # fmt: skip
+    code: int = launch.run(recipe, settings, args.host, args.port)
+    return code
+
+
+def _launch() -> Any:
+    for name, value in _RAY_VARIABLES.items():
+        os.environ.setdefault(name, value)
+    try:
+        return import_module("hfpaged.replicas.launch")
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] not in ("ray", "fastapi", "starlette", "uvicorn"):
+            raise
+        raise InvalidConfigError(
+            f"replicas need {error.name}, which is not here; pip install 'hfpaged[ray]'"
+        ) from error
+
+
+def _has_cuda() -> bool:
+    import torch
+
+    return torch.cuda.is_available()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from typing import Any
 
 from ray.exceptions import RayError, RayTaskError, TaskCancelledError
@@ -26,7 +26,7 @@ class ReplicaCalls:
         self._handle = handle
         self._answers = handle.options(method_name="answer", stream=True)
 
-    async def ask(self, scope: Scope, body: bytes, prefix_hashes: Sequence[str]) -> AsyncIterator[list[Message]]:
+    async def ask(self, scope: Scope, body: bytes, prefix_hashes: bytes) -> AsyncIterator[list[Message]]:
         """One replica's answer as it is made. Closing this early aborts the request there."""
         response = self._answers.remote(_sent(scope), body, prefix_hashes=prefix_hashes)
         is_over = False

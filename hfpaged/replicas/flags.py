@@ -76,6 +76,15 @@ def settings_of(args: argparse.Namespace, has_cuda: bool) -> ReplicaSettings:
     )  # fmt: skip
 
 
+def check_sizes(args: argparse.Namespace, settings: ReplicaSettings) -> None:
+    """Raises InvalidConfigError where several replicas would each take most of one GPU."""
+    if 0 < settings.num_gpus < 1 and args.kv_cache_memory is None:
+        raise InvalidConfigError(
+            f"with --num-gpus-per-replica {settings.num_gpus:g} replicas share a GPU, of which the first one would "
+            "take what is left for all; say how much each pool gets: --kv-cache-memory BYTES"
+        )
+
+
 def _cpus(replicas: int, *, alone: bool) -> float:
     return float(max((os.cpu_count() or 1) // replicas, 1)) if alone else 1.0
 

@@ -12,6 +12,7 @@ from hfpaged.replicas.calls import ReplicaCalls
 from hfpaged.replicas.failover import no_replica
 from hfpaged.replicas.gathered import gathered_metrics
 from hfpaged.replicas.replica import Answered
+from hfpaged.serve.gate import path_of
 from hfpaged.serve.http_errors import ApiError
 from hfpaged.serve.json_text import json_bytes
 
@@ -42,11 +43,11 @@ class ForAll:
 
     def is_for_all(self, scope: Scope) -> bool:
         """Whether `answer` is to answer it."""
-        return _path(scope) in self._answers
+        return path_of(scope) in self._answers
 
     async def answer(self, scope: Scope, body: bytes) -> Response:
         """Raises ApiError."""
-        return await self._answers[_path(scope)](scope, body)
+        return await self._answers[path_of(scope)](scope, body)
 
     async def _metrics(self, scope: Scope, body: bytes) -> Response:
         headers = [pair for pair in scope["headers"] if pair[0] != b"accept"]
@@ -78,11 +79,6 @@ class ForAll:
             raise ApiError(405, "/v1/replicas is to be read; use GET", code="method_not_allowed")
         rows = [{"object": "replica", **row} for row in await self._calls.rows()]
         return Response(json_bytes({"object": "list", "data": rows}), media_type="application/json")
-
-
-def _path(scope: Scope) -> str:
-    path: str = scope["path"]
-    return path.removeprefix(scope.get("root_path", ""))
 
 
 def _status(answer: Answered) -> int:

@@ -19,7 +19,7 @@ from hfpaged.serve.app import ROUTERS
 from hfpaged.serve.callers import KeyRing
 from hfpaged.serve.event_stream import until_gone
 from hfpaged.serve.exchange import REQUEST_ID
-from hfpaged.serve.gate import Gate, Guarded
+from hfpaged.serve.gate import Gate, Guarded, path_of
 from hfpaged.serve.logs import logging_to_stderr
 from hfpaged.serve.options import ServeOptions
 
@@ -33,6 +33,7 @@ class Ingress:
         self._logging.__enter__()
         self._calls = ReplicaCalls(replicas)
         self._recipe, self._facts = recipe, await self._calls.facts()
+        self._hashing = await asyncio.to_thread(Hashing, recipe, self._facts["block_size"])
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         """Ray Serve asks for the application here."""
@@ -40,7 +41,7 @@ class Ingress:
         for_all = ForAll(self._calls)
         routes = [route for router in ROUTERS for route in router.routes]
         guarded = Guarded([*routes, *(Route(path, lambda _: None) for path in for_all.own_paths)])
-        return Entrance(Gate(Handover(self._calls, for_all, Hashing(self._recipe, door.keys)), door, guarded))
+        return Entrance(Gate(Handover(self._calls, for_all, self._hashing), door, guarded))
 
 
 class Door:
@@ -96,7 +97,7 @@ class Handover:
             response = await self._for_all.answer(scope, body)
             await response(scope, _nothing, send)
             return
-        hashes = await self._hashing.of(scope, body)
+        hashes = await self._hashing.of(scope, path_of(scope), body)
         await Failover(lambda: self._calls.ask(scope, body, hashes), is_lost).answer(send)
 
 

@@ -13,7 +13,8 @@ from hfpaged.serve.options import ServeOptions
 class Recipe:
     """`model` is a folder or a hub id that every machine can read, None the demo model; `dtype` and `device` as
     `hfpaged.serve.run` takes them; `sizes` are arguments of ContinuousBatcher; `environment` are variables that are set
-    before anything is loaded. Of `options`, `salt_secret` is given: salts of all replicas must agree.
+    before anything is loaded; `neighbours` is how many replicas there may be on one machine, this one among them. Of
+    `options`, `salt_secret` is given: salts of all replicas must agree.
     """
 
     options: ServeOptions
@@ -21,6 +22,7 @@ class Recipe:
     dtype: str = "auto"
     device: str | None = None
     sizes: Mapping[str, Any] = field(default_factory=dict)
+    neighbours: int = 1
     environment: Mapping[str, str] = field(default_factory=dict)
     log_level: str = "info"
     log_json: bool = False

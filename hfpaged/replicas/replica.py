@@ -12,12 +12,15 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+import psutil
 from starlette.types import Message, Scope
 
 from hfpaged.engine.batcher import ContinuousBatcher
+from hfpaged.engine.sizing import SHARE_ON_CPU
 from hfpaged.replicas.hosting import Hosted
 from hfpaged.replicas.load import load_of
 from hfpaged.replicas.recipe import Recipe
+from hfpaged.replicas.reporting import Reporter
 from hfpaged.serve import start_report
 from hfpaged.serve.adapters import load_adapters
 from hfpaged.serve.app import build_app
@@ -30,6 +33,7 @@ from hfpaged.telemetry.span_attributes import CAPTURE_CONTENT
 logger = logging.getLogger("hfpaged")
 
 LOOK_SECONDS = 0.05
+REPLICA = b"x-hfpaged-replica"  # of an answer: who gave it
 
 
 class Answered(NamedTuple):
@@ -55,9 +59,9 @@ class Replica:
             raise
 
     async def answer(self, scope: Scope, body: bytes, **_: Any) -> AsyncIterator[list[Message]]:
-        """The messages of the answer to one request, first who gives it. Other arguments are for the router."""
+        """The messages of the answer to one request. Other arguments are for the router."""
         async for messages in self._hosted.answer(scope, body):
-            yield messages
+            yield [_signed(message, self.name) for message in messages]
 
     async def answer_whole(self, scope: Scope, body: bytes, only: str | None = None) -> Answered | None:
         """The same at once, for requests that are sent to all replicas; `only` may name the one that is meant."""
@@ -83,6 +87,10 @@ class Replica:
     async def hurry(self) -> None:
         """Those who are answered now have had their time."""
         self._is_hurried = True
+
+    async def record_routing_stats(self) -> dict[str, Any]:
+        """What hfpaged.replicas.router decides by."""
+        return await asyncio.to_thread(self._reporter.stats)
 
     async def check_health(self) -> None:
         """Ray Serve asks from time to time, and starts another replica in place of one that raises RuntimeError."""
@@ -112,12 +120,21 @@ class Replica:
         self._leaving.enter_context(providers.observed())
         self._batcher: ContinuousBatcher = await asyncio.to_thread(_load, recipe)
         self._leaving.callback(self._batcher.close)
+        assert recipe.options.salt_secret is not None
+        self._reporter = Reporter(self._batcher, recipe.options.salt_secret)
         app = build_app(self._batcher, _own_options(recipe, self.name))
         self._service: Service = app.state.service
         self._hosted = Hosted(app, lambda: app.router.lifespan_context(app))
         await self._hosted.start()
         while not self._service.is_warm:
             await asyncio.sleep(LOOK_SECONDS)
+
+
+def _signed(message: Message, name: str) -> Message:
+    """With who it is from."""
+    if message["type"] != "http.response.start":
+        return message
+    return {**message, "headers": [*message["headers"], (REPLICA, name.encode())]}
 
 
 def _own_options(recipe: Recipe, name: str) -> Any:
@@ -128,7 +145,18 @@ def _own_options(recipe: Recipe, name: str) -> Any:
 
 def _load(recipe: Recipe) -> ContinuousBatcher:
     model, tokenizer = load_model(recipe.model, recipe.dtype, recipe.device)
-    return ContinuousBatcher(load_adapters(model, recipe.options.adapters), tokenizer, **recipe.sizes)
+    model = load_adapters(model, recipe.options.adapters)
+    return ContinuousBatcher(model, tokenizer, **_sizes(recipe, next(model.parameters()).device.type))
+
+
+def _sizes(recipe: Recipe, device: str) -> dict[str, Any]:
+    """A machine's memory is shared by all replicas on it, each of which would take half of it for itself: together they
+    take half of what is free now that the weights are there.
+    """
+    sizes = dict(recipe.sizes)
+    if device == "cpu" and recipe.neighbours > 1 and sizes.get("memory") is None and "num_blocks" not in sizes:
+        sizes["memory"] = int(SHARE_ON_CPU * psutil.virtual_memory().available / recipe.neighbours)
+    return sizes
 
 
 def _own_names() -> tuple[str, str]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import os
 
+from hfpaged import replicas
 from hfpaged.errors import InvalidConfigError
+from hfpaged.replicas import flags as replica_flags
 from hfpaged.serve import flag_types
 from hfpaged.serve.flags import add_flags
 from hfpaged.serve.options import ServeOptions
@@ -19,6 +21,9 @@ examples:
   hfpaged serve org/model --host 0.0.0.0 --api-key-file keys.txt --log-json
   hfpaged serve ./my-model --kv-cache-dtype int8 --shadow 1%
                                                        what int8 costs in your traffic, as metrics
+  hfpaged serve org/model --replicas 2                 two replicas on this machine, a GPU each (needs Ray)
+  hfpaged serve org/model --address auto --max-replicas 8
+                                                       on a Ray cluster, as many as the load asks for
   curl http://127.0.0.1:8000/v1/models
 
 Flags may be written with _ instead of -. SIGTERM or Ctrl-C lets running requests end; a second one does not.
@@ -41,6 +46,8 @@ def run(args: argparse.Namespace) -> int:
     """Serve until SIGTERM or Ctrl-C. Raises HfpagedError for what cannot be served."""
     options = options_of(args)
     sizes = sizes_of(args)
+    if replica_flags.are_wanted(args):
+        return replicas.run(args, options, sizes)
     if args.otlp_endpoint is not None:
         os.environ["OTEL_EXPORTER_OTLP_ENDPOINT"] = args.otlp_endpoint
     from hfpaged import serve

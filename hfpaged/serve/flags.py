@@ -7,6 +7,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from hfpaged.replicas import flags as replica_flags
 from hfpaged.serve import flag_types as types
 from hfpaged.serve.options import ServeOptions
 
@@ -27,6 +28,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         ("metrics, traces, logs", _telemetry),
     ):
         declare(parser.add_argument_group(title))
+    replica_flags.add_flags(parser)
 
 
 def _add(group: argparse._ArgumentGroup, name: str, line: str, why: str, **rest: Any) -> None:

@@ -59,7 +59,7 @@ class Gate:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        exchange, path = Exchange(scope, receive, send), _path(scope)
+        exchange, path = Exchange(scope, receive, send), path_of(scope)
         try:
             await self._pass(scope, exchange, path)
         except Exception as error:
@@ -104,7 +104,7 @@ def _as_get(scope: Scope) -> Scope:
     return {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
 
 
-def _path(scope: Scope) -> str:
+def path_of(scope: Scope) -> str:
     """Within this application, which may be mounted in another one."""
     path: str = scope["path"]
     root: str = scope.get("root_path", "")

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import ipaddress
 import logging
 import os
 import socket
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -25,6 +23,7 @@ from hfpaged.serve.app import build_app
 from hfpaged.serve.logs import logging_to_stderr
 from hfpaged.serve.options import ServeOptions
 from hfpaged.serve.recording import check_record
+from hfpaged.serve.telling import progress, tell_ready, url_of, warn_if_open
 from hfpaged.serve.uvicorn_server import Config, Server, bound
 from hfpaged.telemetry import providers
 from hfpaged.telemetry.span_attributes import CAPTURE_CONTENT
@@ -55,12 +54,12 @@ def run(
     if options.record is not None:
         check_record(options.record)
     console = Console(highlight=False)
-    with logging_to_stderr(log_level, as_json=log_json), providers.observed(), _listening(host, port) as listening:
-        with _progress("loading the model", console, log_json):
+    with logging_to_stderr(log_level, as_json=log_json), providers.observed(), listening_on(host, port) as listening:
+        with progress("loading the model", console, log_json):
             if not isinstance(model, torch.nn.Module):
                 model, tokenizer = load_model(model, dtype, device)
             model = load_adapters(model, options.adapters)
-        with _progress("measuring what a step takes, and making the pool", console, log_json):
+        with progress("measuring what a step takes, and making the pool", console, log_json):
             batcher = ContinuousBatcher(model, tokenizer, **sizes)
         with batcher:
             _serve(batcher, options, listening, console, log_json)
@@ -71,27 +70,18 @@ def _serve(
     batcher: ContinuousBatcher, options: ServeOptions, listening: socket.socket, console: Console, log_json: bool
 ) -> None:
     host, port = listening.getsockname()[:2]
-    url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    url = url_of(host, port)
     told = start_report.figures(batcher, options, url)
     if log_json:
         start_report.log(told)
     else:
         start_report.show(told, console)
-    if not options.api_keys and not ipaddress.ip_address(host.partition("%")[0]).is_loopback:
-        logger.warning("%s can be reached from other machines, and without an API key everybody is let in", url)
+    warn_if_open(options, host, url)
     app = build_app(batcher, options)
     config = Config(app, app.state.service, log_config=None)
-    server = Server(config, app.state.service, partial(_tell_ready, url, console, log_json))
+    server = Server(config, app.state.service, partial(tell_ready, url, console, log_json))
     server.run(sockets=[listening])
     logger.info("stopped: no request is left, and all that was recorded is delivered")
-
-
-def _tell_ready(url: str, console: Console, log_json: bool) -> None:
-    if log_json:
-        logger.info("ready: %s", url, extra={"fields": {"url": url}})
-    else:
-        console.print(f"ready: {url}/v1 for clients, {url}/ to look at it; Ctrl-C to stop", soft_wrap=True)
-        sys.stdout.flush()
 
 
 def load_model(name: Any, dtype: str, device: str | None) -> tuple[PreTrainedModel, Any]:
@@ -106,7 +96,8 @@ def load_model(name: Any, dtype: str, device: str | None) -> tuple[PreTrainedMod
 
 
 @contextmanager
-def _listening(host: str, port: int) -> Iterator[socket.socket]:
+def listening_on(host: str, port: int) -> Iterator[socket.socket]:
+    """A socket there, closed at the end. Raises InvalidConfigError where none can be had."""
     try:
         listening = bound(host, port)
     except (OSError, UnicodeError) as error:  # names that can be none
@@ -116,18 +107,3 @@ def _listening(host: str, port: int) -> Iterator[socket.socket]:
         ) from error
     with listening:
         yield listening
-
-
-@contextmanager
-def _progress(words: str, console: Console, log_json: bool) -> Iterator[None]:
-    """A clock on a terminal, a line elsewhere."""
-    if log_json:
-        logger.info(words)
-        yield
-    elif console.is_terminal:
-        with console.status(f"{words} ..."):
-            yield
-    else:
-        console.print(f"{words} ...")
-        sys.stdout.flush()
-        yield

@@ -56,6 +56,7 @@ def log(told: dict[str, Any]) -> None:
 def _rows(told: dict[str, Any]) -> list[tuple[str, str]]:
     peak = told["activation_peak_bytes"]
     return [
+        *([("replicas", f"{told['replicas']}; each has:")] if "replicas" in told else []),
         ("weights", format_bytes(told["weights_bytes"])),
         ("activation peak", "not measured, as the pool's size was given" if peak is None else format_bytes(peak)),
         ("pool", f"{format_bytes(told['pool_bytes'])} ({told['kv_format']})"),

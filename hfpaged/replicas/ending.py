@@ -1,0 +1,100 @@
+"""The end of an application: by a signal, or because somebody else has ended it."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+from contextlib import suppress
+from types import FrameType, TracebackType
+from typing import Any
+
+from ray import serve
+from ray.exceptions import RayError
+from ray.serve.exceptions import RayServeException
+
+from hfpaged.errors import HfpagedError
+
+logger = logging.getLogger("hfpaged")
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+LOOK_SECONDS = 5.0  # from one look whether the application is there to the next
+WAIT_SECONDS = 0.1
+LAST_SECONDS = 10.0  # beyond the time that requests get
+
+
+class LostApplicationError(HfpagedError):
+    """The application is gone from the cluster, or the cluster is."""
+
+
+class Ending:
+    """Entered, signals to stop are counted. The first one while nothing waits for it interrupts, as Ctrl-C does."""
+
+    def __init__(self) -> None:
+        self._signals = 0
+        self._is_waiting = False
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Ending:
+        self.take_signals()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def take_signals(self) -> None:
+        """Again, where a library has taken them since: Ray does as it starts."""
+        if threading.current_thread() is threading.main_thread():
+            for number in STOP_SIGNALS:
+                self._before.setdefault(number, signal.getsignal(number))
+                signal.signal(number, self._note)
+
+    def wait(self, app_name: str, replicas: Any, shutdown_timeout: float) -> None:
+        """Until a signal comes; then until all requests are answered, or their time is over, or another signal comes.
+        Raises LostApplicationError.
+        """
+        self._is_waiting = True
+        pause, looked = threading.Event(), 0.0
+        while not self._signals:
+            pause.wait(WAIT_SECONDS)
+            looked += WAIT_SECONDS
+            if looked >= LOOK_SECONDS:
+                looked = 0.0
+                _look(app_name)
+        self._drain(replicas, shutdown_timeout + LAST_SECONDS)
+
+    def _drain(self, replicas: Any, seconds: float) -> None:
+        draining = threading.Thread(target=_tell_all, args=(replicas, "drain", seconds), daemon=True)
+        draining.start()
+        is_hurried = False
+        while draining.is_alive():
+            draining.join(WAIT_SECONDS)
+            if self._signals > 1 and not is_hurried:
+                is_hurried = True
+                _tell_all(replicas, "hurry", LAST_SECONDS)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self._signals += 1
+        if not self._is_waiting:
+            raise KeyboardInterrupt
+
+
+def _tell_all(replicas: Any, method: str, seconds: float) -> None:
+    """Call it in each replica, and wait until all of them have returned. Those that are lost have nothing to end."""
+    with suppress(RayError, RayServeException, TimeoutError):
+        replicas.broadcast(method).results(timeout_s=seconds, return_exceptions=True)
+
+
+def _look(app_name: str) -> None:
+    """Raises LostApplicationError."""
+    try:
+        told = serve.status().applications.get(app_name)
+    except (RayError, RayServeException) as error:
+        raise LostApplicationError(f"the Ray cluster is lost: {error}; start it and this again") from error
+    if told is None:
+        raise LostApplicationError(
+            f"somebody has deleted the application {app_name!r} from the cluster; start it again"
+        )
