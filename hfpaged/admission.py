@@ -26,6 +26,7 @@ from hfpaged.prefill_plan import plan_prefill
 from hfpaged.prefix_block import Origin, Root, origins
 from hfpaged.prefix_index import Match
 from hfpaged.prefix_report import PrefixReport
+from hfpaged.ranks import ranges
 from hfpaged.rows import Rows
 from hfpaged.sequence import Sequence
 from hfpaged.token_chain import TokenChain
@@ -114,7 +115,7 @@ class Prompts:
         with self._pool.changing() as manager:
             prefixes = self._pool.prefixes
             limits = [max(length - keep, 0) for length in self.lengths]
-            self.matches = [prefixes.longest(root, *part) for part in zip(self.items, limits, strict=True)]
+            self.matches = self._longest(limits)
             self.ends = [
                 match_end(prefixes.index, root, *part) for part in zip(self.items, limits, self.matches, strict=True)
             ]
@@ -122,6 +123,18 @@ class Prompts:
             for sequence, items, match in zip(self._known, self.items, self.matches, strict=True):
                 prefixes.attach(sequence, root, items, match)
         self._pieces: list[tuple[int, Rows]] = []
+
+    def _longest(self, limits: list[int]) -> list[Match]:
+        """What is known of each row's first `limits` tokens, on all ranks where there are several: else one would
+        compute what another does not. Nothing but the time of a collection of garbage should make them differ.
+        """
+        while True:
+            parts = zip(self.items, limits, strict=True)
+            matches = [self._pool.prefixes.longest(self._root, *part) for part in parts]
+            found = ranges(self._pool.ranks, [match.length(self._pool.block_size) for match in matches])
+            if all(low == high for low, high in found):
+                return matches
+            limits = [low for low, _ in found]
 
     @property
     def width(self) -> int:
@@ -169,6 +182,7 @@ class Prompts:
         while True:
             cuts = [max(length - tail, 0) for length in self.lengths]
             missing = max(cut - self._reach(manager, row, cut) for row, cut in enumerate(cuts))
+            ((_, missing),) = ranges(self._pool.ranks, [missing])
             if not missing:
                 return tail, cuts
             tail += missing

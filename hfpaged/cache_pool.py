@@ -18,6 +18,7 @@ from hfpaged.kv_scales import KVScales
 from hfpaged.kv_storage import PartScales
 from hfpaged.layer_groups import LayerGroup
 from hfpaged.pageable import why_refused
+from hfpaged.tensor_parallel import ranks_of
 
 
 def config_of(model: nn.Module | None, config: PreTrainedConfig | None) -> PreTrainedConfig:
@@ -63,15 +64,18 @@ def pool_for(
 
     Raises InvalidConfigError, CacheMismatchError for the pool of another model or format, KVScalesError.
     """
+    ranks = ranks_of(model)
     if pool is None:
         kv_format, scales = _format(model, groups, spec)
         if dim := _head_dim(config):  # what the config does not tell is found out by the first key
             for each in kv_format.all:
                 check_dims(each, dim, dim)
-        return KVPool(
+        pool = KVPool(
             groups, block_size=spec.block_size, kv_format=kv_format, memory=spec.memory, num_blocks=spec.num_blocks,
             scales=scales, debug=spec.debug,
         )  # fmt: skip
+        pool.ranks = ranks
+        return pool
     if (spec.memory, spec.num_blocks, spec.kv_scales) != (None, None, None):
         raise InvalidConfigError("pool= brings its own size and scales; leave memory=, num_blocks= and kv_scales= out")
     if spec.debug is not None and spec.debug != (pool.debug is not None):
@@ -90,6 +94,7 @@ def pool_for(
             f"the pool was made for layer groups {pool.groups}, this model has {groups}: "
             "caches on one pool must be of one model"
         )
+    pool.ranks = pool.ranks or ranks
     return pool
 
 
@@ -117,6 +122,11 @@ def _format(
     scales = spec.kv_scales if isinstance(spec.kv_scales, KVScales) else KVScales.load(spec.kv_scales)
     if model is None:
         raise InvalidConfigError("kv_scales= belong to the weights of one model; give the model, not its config alone")
+    if (ranks := ranks_of(model)) is not None:
+        raise InvalidConfigError(
+            f"kv_scales= name the scales of all heads of the whole model, and this is {ranks} with heads of its own; "
+            "leave kv_scales= out: fp8 then has one scale per token and head"
+        )
     scales.check_model(model_keys(compat.transformers_model(model))[0].value)
     given = resolve_format(scales.kv_format if spec.kv_dtype == "auto" else spec.kv_dtype)
     kv_format = with_static_scales(given, scales.kv_format, scales.identity)

@@ -16,6 +16,8 @@ class CacheStats:
     `blocks_cached` are free and keep a published prefix until they are needed. `prefix_queries` counts the prompt
     tokens that were looked up, once per request, `prefix_hits` those that need not be computed for it,
     `prefix_evictions` the published blocks that had to make room.
+
+    Of a model that `num_ranks` processes compute together this is the pool of number `rank`, with its own heads only.
     """
 
     blocks_total: int
@@ -30,3 +32,5 @@ class CacheStats:
     prefix_queries: int = 0
     prefix_hits: int = 0
     prefix_evictions: int = 0
+    rank: int = 0
+    num_ranks: int = 1

@@ -30,6 +30,7 @@ from hfpaged.prefix_cache import PrefixCache, is_for
 from hfpaged.prefix_loading import LoadedPrefixes, load_prefixes
 from hfpaged.prefix_report import PrefixReport
 from hfpaged.prefix_saving import SavedPrefixes, save_prefixes
+from hfpaged.ranks import Ranks
 from hfpaged.residuals import Residuals
 
 
@@ -51,7 +52,6 @@ class KVPool:
         debug: bool | None = None,
     ) -> None:
         check_layers(kv_format, (layer for group in groups for layer in group.layers))
-        size = check_size(memory, num_blocks, len(groups))
         self.groups = groups
         self.block_size = check_block_size(block_size)
         self.kv_format = kv_format
@@ -62,7 +62,7 @@ class KVPool:
         self.models: weakref.WeakSet[Any] = weakref.WeakSet()  # those whose caches use it
         self.debug: PoolDebug | None = None
         windows = [group.window for group in groups]
-        self._make_blocks(size, windows, wants_debug(debug))
+        self._make_blocks(check_size(memory, num_blocks, len(groups)), windows, wants_debug(debug))
         self._change = PoolChange(self.manager)
         if self.debug:
             self._change.settle = self.debug.settle
@@ -73,6 +73,7 @@ class KVPool:
         self.live_rows = LiveRows()  # those of all caches on this pool
         self.describers: weakref.WeakKeyDictionary[Any, Describe] = weakref.WeakKeyDictionary()  # others' sequences
         self.counts = live_pools.register(self)
+        self.ranks: Ranks | None = None  # of a model that several processes compute together
 
     @property
     def num_blocks(self) -> int:
@@ -142,7 +143,8 @@ class KVPool:
             return self.blocks.drop_cached()
 
     def __repr__(self) -> str:
-        return f"KVPool({self.blocks.num_used} of {self.num_blocks} blocks of {self.block_size} tokens used)"
+        ranks = f", {self.ranks}" if self.ranks else ""
+        return f"KVPool({self.blocks.num_used} of {self.num_blocks} blocks of {self.block_size} tokens used{ranks})"
 
     def stats(self) -> CacheStats:
         """A snapshot. `tokens` counts a token that several sequences share once."""
@@ -153,9 +155,8 @@ class KVPool:
         return map_memory(self, asking)
 
     def explain(
-        self, input_ids: Any, tokenizer: Decoder | None = None, salt: str | None = None,
-        adapter: str | None = None,
-    ) -> PrefixReport:  # fmt: skip
+        self, input_ids: Any, tokenizer: Decoder | None = None, salt: str | None = None, adapter: str | None = None
+    ) -> PrefixReport:
         """How much of a prompt is known now, and why no more; changes nothing.
 
         Args:
@@ -184,7 +185,7 @@ class KVPool:
         """Publish the blocks of a saved file, as many as fit beside what the pool holds, the last used ones first.
 
         Raises PrefixFileError and changes nothing for a file that was truncated or changed, or is of another model,
-        block size, KV format or layer groups, and OSError where it cannot be read.
+        rank, block size, KV format or layer groups, and OSError where it cannot be read.
         """
         return load_prefixes(self, path)
 

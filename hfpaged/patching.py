@@ -22,6 +22,7 @@ from hfpaged.errors import UnsupportedModelError
 from hfpaged.mask import paged_mask
 from hfpaged.prepack import is_prepacked, unprepack
 from hfpaged.prepack import prepack as prepack_weights
+from hfpaged.same_tokens import check_ranks
 
 
 @dataclass
@@ -146,6 +147,7 @@ def _before_forward(
     call = generation_watch.current()
     if call is not None:
         call.forward_begins(cache)
+    check_ranks(cache, named)
     left = cache.expect(named, module, stores_padding=keeps_padding)
     return None if left is None else ((), left)
 

@@ -13,6 +13,7 @@ from hfpaged.block_pool import PoolStats
 from hfpaged.cache_stats import CacheStats
 from hfpaged.layer_groups import LayerGroup
 from hfpaged.prefix_index import PrefixCounts
+from hfpaged.ranks import Ranks
 
 if TYPE_CHECKING:
     from hfpaged.kv_pool import KVPool
@@ -37,6 +38,7 @@ class PoolContents(NamedTuple):
     block_bytes: int
     reserved_bytes: int
     live_bytes: int
+    ranks: Ranks | None = None
 
     @property
     def tokens(self) -> int:
@@ -65,6 +67,8 @@ class PoolContents(NamedTuple):
             prefix_queries=counts.queries,
             prefix_hits=counts.hits,
             prefix_evictions=counts.evictions,
+            rank=self.ranks.rank if self.ranks else 0,
+            num_ranks=self.ranks.size if self.ranks else 1,
         )
 
 
@@ -83,7 +87,8 @@ def read_pool(pool: KVPool) -> PoolContents:
     )
     live = sum(_bytes_of(pool, group.group, group.tokens) for group in groups)
     return PoolContents(
-        stats, groups, pool.prefixes.index.counts, pool.block_size, storage.block_bytes, storage.nbytes, live
+        stats, groups, pool.prefixes.index.counts, pool.block_size, storage.block_bytes, storage.nbytes, live,
+        pool.ranks,
     )  # fmt: skip
 
 

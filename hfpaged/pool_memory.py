@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
+
 from hfpaged.config import parse_bytes
 from hfpaged.pool_size import count_blocks, free_memory
+from hfpaged.ranks import Ranks, smallest
 
 if TYPE_CHECKING:
     from hfpaged.kv_pool import KVPool
@@ -15,6 +18,14 @@ if TYPE_CHECKING:
 DEFAULT_SHARE = 0.5
 # What of such a pool prefixes that nobody uses may keep.
 CACHED_SHARE = 0.25
+
+
+def _default(device: torch.device, ranks: Ranks | None) -> int:
+    """The same on all ranks, which look at different moments and, on one host, each at the whole of its memory."""
+    free = free_memory(device)
+    if ranks is not None and device.type == "cpu":
+        free //= ranks.on_host
+    return smallest(ranks, int(DEFAULT_SHARE * free))
 
 
 class PoolMemory:
@@ -35,7 +46,7 @@ class PoolMemory:
         if self._has_blocks:
             return
         if self._bytes is None:
-            self._bytes = int(DEFAULT_SHARE * free_memory(store.key.device))
+            self._bytes = _default(store.key.device, pool.ranks)
             self._keeps_all = False
         to_come = max(len(group.layers) for group in pool.groups) - pool.storage.num_stores
         block_bytes = pool.storage.block_bytes + max(to_come, 0) * store.block_bytes

@@ -29,6 +29,7 @@ from hfpaged.prefix_manifest import (
     read_tree,
 )
 from hfpaged.prefix_tree import FlatTree, Place, choose, known_entries, publish_chosen
+from hfpaged.ranks import path_of_rank
 from hfpaged.tensor_file import open_file, spec_of
 
 if TYPE_CHECKING:
@@ -52,10 +53,11 @@ class LoadedPrefixes:
 
 def load_prefixes(pool: KVPool, path: str | os.PathLike[str]) -> LoadedPrefixes:
     """See `KVPool.load_prefixes`."""
-    path = os.fspath(path)
+    path = path_of_rank(path, pool.ranks)
     with open_file(path) as file:
         manifest, tree = _read(file, path)
         _check_pool(pool, manifest, path)
+        _check_rank(pool, manifest, path)
         _check_tensors(pool, manifest, tree, file, path)
         keys, device = _own_roots(pool, manifest, path) if tree.order else ([], None)
         stores = _stores(pool, manifest, device, path) if tree.order else {}
@@ -84,6 +86,18 @@ def _check_pool(pool: KVPool, manifest: Manifest, path: str) -> None:
                 f"{path!r} was saved from a pool with {what} of {saved}, this one has {own}: blocks fit only into a "
                 "pool of the same kind; make one, or save prefixes from a pool like this"
             )
+
+
+def _check_rank(pool: KVPool, manifest: Manifest, path: str) -> None:
+    """Raises PrefixFileError where the file has the heads of another rank, or of a whole model."""
+    saved = {key.value for _, keys in manifest.roots for key in keys if key.kind == "rank"} or {str(None)}
+    if manifest.roots and saved != {own := str(pool.ranks)}:
+        kinds = [" and ".join(sorted(saved)), own]
+        by, now = ("one process" if kind == str(None) else kind for kind in kinds)
+        raise PrefixFileError(
+            f"{path!r} was saved by {by}, and this is {now}: ranks have different heads; load what this rank saved "
+            "with as many ranks as now"
+        )
 
 
 def _check_tensors(pool: KVPool, manifest: Manifest, tree: FlatTree, file: Any, path: str) -> None:

@@ -22,6 +22,7 @@ from hfpaged.prefix_manifest import (
     tree_tensors,
 )
 from hfpaged.prefix_tree import FlatTree, flatten
+from hfpaged.ranks import path_of_rank
 from hfpaged.tensor_file import TensorSpec, write_file
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ class SavedPrefixes:
 
 def save_prefixes(pool: KVPool, path: str | os.PathLike[str]) -> SavedPrefixes:
     """See `KVPool.save_prefixes`."""
+    path = path_of_rank(path, pool.ranks)
     with pool.changing():
         windows = [group.window for group in pool.groups]
         tree, blocks = flatten(pool.prefixes.index, windows, pool.blocks.cached)

@@ -18,6 +18,7 @@ from hfpaged.errors import OutOfBlocksError
 from hfpaged.fingerprint import hook_keys, model_keys
 from hfpaged.prefix_block import Root
 from hfpaged.rows import Rows
+from hfpaged.tensor_parallel import rank_keys
 
 if TYPE_CHECKING:
     from hfpaged.cache import PagedCache
@@ -29,8 +30,8 @@ NEVER = 10**12
 
 
 def root_keys(model: PreTrainedModel, salt: str | None) -> tuple[ExtraKey, ...]:
-    """All that decides about keys besides the inputs: weights, devices, active adapters, autocast, and for whom."""
-    keys = [*model_keys(model), *hook_keys(model)]
+    """All that decides about keys besides the inputs: weights, devices, rank, adapters, autocast, and for whom."""
+    keys = [*model_keys(model), *rank_keys(model), *hook_keys(model)]
     keys += [ExtraKey("adapter", name) for name in adapters.active_adapters(model)]
     scales = adapters.adapter_scales(model)
     keys += [] if scales is None else [ExtraKey("adapter scales", hashlib.sha256(scales.encode()).hexdigest())]

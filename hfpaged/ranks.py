@@ -8,8 +8,10 @@ therefore compared before it decides anything. Every function here is one for al
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -36,6 +38,11 @@ class Ranks:
         return self.rank == 0
 
     @property
+    def on_host(self) -> int:
+        """How many of them share the memory of this machine, as torchrun says."""
+        return min(self.size, max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
+
+    @property
     def host_group(self) -> dist.ProcessGroup:
         """For small tensors in host memory: NCCL knows none, so a gloo group is made beside it, by all ranks."""
         if dist.get_backend(self.group) == "gloo":
@@ -44,6 +51,14 @@ class Ranks:
             members = dist.get_process_group_ranks(self.group)
             _host_groups[self.group] = dist.new_group(members, backend="gloo", use_local_synchronization=True)
         return _host_groups[self.group]
+
+
+def path_of_rank(path: str | os.PathLike[str], ranks: Ranks | None) -> str:
+    """The file of this rank where all are told one: "a/prefixes.safetensors" is "a/prefixes.rank0-of-2.safetensors"."""
+    if ranks is None:
+        return os.fspath(path)
+    whole = Path(path)
+    return str(whole.with_name(f"{whole.stem}.rank{ranks.rank}-of-{ranks.size}{whole.suffix}"))
 
 
 def smallest(ranks: Ranks | None, number: int) -> int:

@@ -9,6 +9,7 @@ Each process (rank) keeps the keys and values of its own heads in a pool of its 
 from __future__ import annotations
 
 import os
+import weakref
 from typing import Any
 
 import torch
@@ -16,8 +17,11 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from hfpaged import compat, compat_sharding
+from hfpaged.block_hash import ExtraKey
 from hfpaged.errors import UnsupportedModelError
 from hfpaged.ranks import Ranks
+
+_ranks: weakref.WeakKeyDictionary[PreTrainedModel, Ranks] = weakref.WeakKeyDictionary()
 
 
 def ranks_of(model: nn.Module | None) -> Ranks | None:
@@ -43,6 +47,17 @@ def ranks_of(model: nn.Module | None) -> Ranks | None:
     _check_heads(inner, size)
     mesh = compat_sharding.tp_mesh(inner)
     return Ranks(mesh.get_local_rank(), size, mesh.get_group())
+
+
+def rank_keys(model: PreTrainedModel) -> tuple[ExtraKey, ...]:
+    """What tells the keys of this rank from those of others, and of a whole model; asked once per block."""
+    if compat_sharding.tp_size(model) == 1:
+        return ()
+    known = _ranks.get(model) or ranks_of(model)
+    if known is None:
+        return ()
+    _ranks[model] = known
+    return (ExtraKey("rank", str(known)),)
 
 
 def load_model(name: str | os.PathLike[str], model_class: Any = AutoModelForCausalLM, **arguments: Any) -> Any:
