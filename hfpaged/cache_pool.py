@@ -76,6 +76,11 @@ def pool_for(
         )  # fmt: skip
         pool.ranks = ranks
         return pool
+    if pool.is_of_several_ranks:
+        raise InvalidConfigError(
+            "pool= is that of a batcher whose model several ranks compute together, and another cache would put other "
+            "blocks there on each of them; leave pool= out"
+        )
     if (spec.memory, spec.num_blocks, spec.kv_scales) != (None, None, None):
         raise InvalidConfigError("pool= brings its own size and scales; leave memory=, num_blocks= and kv_scales= out")
     if spec.debug is not None and spec.debug != (pool.debug is not None):

@@ -152,6 +152,18 @@ class RanksDifferError(HfpagedError, RuntimeError):
         self.by_rank, self.rank = tuple(by_rank), rank
 
 
+class RankLostError(HfpagedError, RuntimeError):
+    """One of the processes that compute a model together has died, hangs or failed: none of the others can go on."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"{reason}; none of the ranks can go on without the others: start all of them again")
+        self.reason = reason
+
+
+class NotLeaderError(HfpagedError, RuntimeError):
+    """Something that rank 0 alone can do was asked of another one of the processes that compute a model together."""
+
+
 class IntegrityError(HfpagedError, AssertionError):
     """The pool's books do not agree with what its block tables hold: a bug of hfpaged, never of its user. `blocks` are
     those that are off, as far as that is known.

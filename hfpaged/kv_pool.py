@@ -70,6 +70,7 @@ class KVPool:
             self.blocks.on_free = self.residuals.close
             self.blocks.reserved = lambda: self._memory.blocks_worth_of_residuals(self)
         self.prefixes = PrefixCache(self.manager, windows)
+        self.is_of_several_ranks = False  # one batcher stores in it, with other processes
         self.live_rows = LiveRows()  # those of all caches on this pool
         self.describers: weakref.WeakKeyDictionary[Any, Describe] = weakref.WeakKeyDictionary()  # others' sequences
         self.counts = live_pools.register(self)

@@ -28,6 +28,7 @@ from hfpaged.prefix_manifest import (
     parse_manifest,
     read_tree,
 )
+from hfpaged.prefix_saving import check_ranks
 from hfpaged.prefix_tree import FlatTree, Place, choose, known_entries, publish_chosen
 from hfpaged.ranks import path_of_rank
 from hfpaged.tensor_file import open_file, spec_of
@@ -53,6 +54,7 @@ class LoadedPrefixes:
 
 def load_prefixes(pool: KVPool, path: str | os.PathLike[str]) -> LoadedPrefixes:
     """See `KVPool.load_prefixes`."""
+    check_ranks(pool)
     path = path_of_rank(path, pool.ranks)
     with open_file(path) as file:
         manifest, tree = _read(file, path)

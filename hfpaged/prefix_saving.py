@@ -40,6 +40,7 @@ class SavedPrefixes:
 
 def save_prefixes(pool: KVPool, path: str | os.PathLike[str]) -> SavedPrefixes:
     """See `KVPool.save_prefixes`."""
+    check_ranks(pool)
     path = path_of_rank(path, pool.ranks)
     with pool.changing():
         windows = [group.window for group in pool.groups]
@@ -55,6 +56,15 @@ def save_prefixes(pool: KVPool, path: str | os.PathLike[str]) -> SavedPrefixes:
         specs += layer_specs(manifest, tree, pool.kv_format)
         size = write_file(path, manifest.to_json(), specs, _contents(pool, trees, stores, tree, blocks))
     return SavedPrefixes(len(blocks), num_tokens(tree.order, pool.block_size), size)
+
+
+def check_ranks(pool: KVPool) -> None:
+    """Raises PrefixFileError where a file would hold the heads of one rank only."""
+    if pool.is_of_several_ranks:
+        raise PrefixFileError(
+            "this pool belongs to a batcher whose model several ranks compute together, and holds the keys and values "
+            "of this rank's heads only; save and load prefixes with a model that one process computes"
+        )
 
 
 def _contents(

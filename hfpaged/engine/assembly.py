@@ -21,6 +21,7 @@ from hfpaged.engine.pacing import Pace
 from hfpaged.engine.params import RequestParams
 from hfpaged.engine.piece import Piece
 from hfpaged.engine.preemption import POLICIES
+from hfpaged.engine.rank_support import check_ranks, check_runner, share_pool, shared_sizing
 from hfpaged.engine.request_sequences import describe_requests
 from hfpaged.engine.scheduler import Scheduler
 from hfpaged.engine.sequence_maker import SequenceMaker
@@ -34,6 +35,7 @@ from hfpaged.live_pools import on_trial
 from hfpaged.packed_cache import PackedCache
 from hfpaged.prepack import is_prepacked, prepack, prepack_report, unprepack
 from hfpaged.prepack_gain import BATCH_ROWS
+from hfpaged.ranks import Ranks
 
 logger = logging.getLogger("hfpaged")
 
@@ -52,6 +54,7 @@ class Assembly:
     vocab_size: int
     has_prepacked: bool
     sizing: PoolSizing | None  # of a pool that was promised a share of the device
+    ranks: Ranks | None = None  # the processes that compute the model together
 
     def check_fits(self, num_prompt: int, params: RequestParams) -> None:
         """Raises RequestTooLongError for a request that can never run, InvalidConfigError for too many sequences."""
@@ -107,6 +110,7 @@ class Assembly:
             "activation_bytes": None if self.sizing is None else self.sizing.activations,
             "sizing": "given" if self.sizing is None else str(self.sizing),
             "weights": str(prepack_report(self.runner.model)),
+            "ranks": 1 if self.ranks is None else self.ranks.size,
         }
 
     def _most_of_max_length(self) -> int | None:
@@ -122,12 +126,14 @@ class Assembly:
 
 
 def assemble(
-    model: nn.Module, tokenizer: PreTrainedTokenizerBase | None, pool: KVPool | None, spec: EngineSpec
-) -> Assembly:
-    """Raises InvalidConfigError, UnsupportedModelError; the weights lie as before then."""
-    has_prepacked = _prepack(model, spec.prepack)
+    model: nn.Module, tokenizer: PreTrainedTokenizerBase | None, pool: KVPool | None, spec: EngineSpec,
+    ranks: Ranks | None = None,
+) -> Assembly:  # fmt: skip
+    """All `ranks` must call it. Raises InvalidConfigError, UnsupportedModelError; the weights lie as before then."""
+    check_ranks(ranks, model, pool, spec)
+    has_prepacked = ranks is None and _prepack(model, spec.prepack)
     try:
-        return _assemble(model, tokenizer, pool, spec, has_prepacked)
+        return _assemble(model, tokenizer, pool, spec, has_prepacked, ranks)
     except BaseException:
         if has_prepacked:
             unprepack(model)
@@ -136,17 +142,20 @@ def assemble(
 
 def _assemble(
     model: nn.Module, tokenizer: PreTrainedTokenizerBase | None, pool: KVPool | None, spec: EngineSpec,
-    has_prepacked: bool,
+    has_prepacked: bool, ranks: Ranks | None,
 ) -> Assembly:  # fmt: skip
     inner = compat.transformers_model(model)
     sizing = _size_pool(model, spec) if pool is None and spec.num_blocks is None else None
+    sizing = shared_sizing(ranks, sizing, inner.device.type)
     memory = spec.memory if sizing is None else sizing.pool
     assert not isinstance(memory, float)
     runner = ModelRunner(model, PackedCache(model, pool, _pool_spec(spec, memory, spec.num_blocks)))
+    check_runner(ranks, runner)
     try_out(runner, _spare_runner(model, spec))
     runner.expect_length(_longest(model, spec))
     check_shadow(spec.shadow, runner)
     pool = runner.cache.pool
+    share_pool(ranks, pool)
     pool.reserve_all()
     runner.graphs = make_graphs(runner, spec.cuda_graphs, spec.max_num_seqs, _longest(model, spec))
     policy = POLICIES[spec.preemption] if isinstance(spec.preemption, str) else spec.preemption
@@ -164,7 +173,7 @@ def _assemble(
     )  # fmt: skip
     vocab_size = inner.config.get_text_config(decoder=True).vocab_size
     assembly = Assembly(
-        engine, runner, router, scheduler, maker, spec, _longest(model, spec), vocab_size, has_prepacked, sizing
+        engine, runner, router, scheduler, maker, spec, _longest(model, spec), vocab_size, has_prepacked, sizing, ranks
     )  # fmt: skip
     told = assembly.describe()
     logger.info(

@@ -22,6 +22,7 @@ from hfpaged.engine.loop import EngineLoop
 from hfpaged.engine.outputs import RequestOutput
 from hfpaged.engine.pacing import DEFAULT_STRETCH
 from hfpaged.engine.preemption import PreemptionPolicy
+from hfpaged.engine.rank_group import group_of
 from hfpaged.engine.running import RunningEngine
 from hfpaged.engine.shadow_support import attach_shadow
 from hfpaged.engine.spec import EngineSpec
@@ -30,6 +31,7 @@ from hfpaged.engine.warm_up import forwards
 from hfpaged.kv_format import Spec
 from hfpaged.kv_pool import KVPool
 from hfpaged.kv_scales import KVScales
+from hfpaged.tensor_parallel import ranks_of
 
 
 class ContinuousBatcher(BatcherFacts):
@@ -59,6 +61,10 @@ class ContinuousBatcher(BatcherFacts):
         debug: poison freed blocks and trace each block, see KVPool; default: as HFPAGED_DEBUG says.
         shadow: the share of requests that are computed once more with the native cache in spare time, see metrics.
         hooks: functions that are told of each event (hfpaged.engine.events).
+
+    Under torchrun, of a model that several ranks compute together (hfpaged.tensor_parallel), each rank makes one, and
+    rank 0 has the requests: every rank makes the same calls of generate(), or the others call follow(). Sizes are those
+    of each rank.
 
     Raises:
         InvalidConfigError: sizes that cannot work, a model in training mode, graphs that cannot be.
@@ -96,12 +102,15 @@ class ContinuousBatcher(BatcherFacts):
             memory, num_blocks, block_size, kv_dtype, kv_scales, max_num_seqs, max_num_batched_tokens, max_model_len,
             policy, preemption, watermark, max_step_stretch, prefix_sharing, prepack, cuda_graphs,
             max_num_queued_requests, shadow, debug)  # fmt: skip
-        self._parts = assemble(model, tokenizer, pool, spec)
+        ranks = ranks_of(model)
+        self._parts = assemble(model, tokenizer, pool, spec, ranks)
+        self._group = group_of(ranks, self._parts.runner)
         self.loop = EngineLoop(self._parts.engine)
         self.tally = Tally(compat.model_name(self.model), self.loop.requests)
         self.hooks.extend((self.tally, *attach_shadow(self._parts, self.loop, self.tally), *hooks))
         self._finalizer = weakref.finalize(self, self.pool.abandon, self._parts.scheduler.give_back)
-        self._intake = Intake(compat.transformers_model(model), tokenizer, self._parts, self.loop, self.tally)
+        inner = compat.transformers_model(model)
+        self._intake = Intake(inner, tokenizer, self._parts, self.loop, self.tally, self._group)
         registry.register(self)
 
     def check_queue(self, refused: str | None = None) -> None:
@@ -110,11 +119,16 @@ class ContinuousBatcher(BatcherFacts):
 
     def warm_up(self) -> None:
         """Compute forwards as steps will, so that what is compiled at the first of each kind is compiled now. From any
-        thread, between steps; nothing is counted or told. With too few free blocks it does nothing.
+        thread, between steps; nothing is counted or told. With too few free blocks it does nothing. Of ranks
+        each calls it.
         """
-        for forward in forwards(self._parts.runner, self.limits):
-            with self.loop.between_steps():
-                forward()
+
+        def all_kinds() -> None:
+            for forward in forwards(self._parts.runner, self.limits):
+                with self.loop.between_steps():
+                    forward()
+
+        self._group.together(self._parts.runner, all_kinds)
 
     def add_request(
         self, prompt: Any, generation_config: Config = None, *, request_id: str | None = None, priority: int = 0,
@@ -160,9 +174,18 @@ class ContinuousBatcher(BatcherFacts):
             progress: show a progress bar.
             settings: see `add_request`.
 
-        A request that fails has finish_reason "error" and its error; one that is refused raises before any begins.
+        A request that fails has finish_reason "error" and its error; one that is refused raises before any begins. Of
+        ranks each calls it, and gets what rank 0 gets for its prompts, errors too; and RankLostError.
         """
-        return all_to_end(self._intake, self.loop, prompts, generation_config, progress, settings)
+        return self._group.together(
+            self._parts.runner,
+            lambda: all_to_end(self._intake, self.loop, prompts, generation_config, progress, settings),
+        )
+
+    def follow(self) -> None:
+        """On all ranks but 0: take part in whatever rank 0 computes, until it closes its batcher. Raises RankLostError,
+        and NotLeaderError on rank 0."""
+        self._group.follow(self._parts.runner)
 
     def stream(self, prompt: Any, generation_config: Config = None, **settings: Any) -> Stream:
         """Run one prompt beside all others and give what is new as soon as it is. Dropping the iterator aborts the
@@ -178,9 +201,13 @@ class ContinuousBatcher(BatcherFacts):
         return RunningEngine(self, step_timeout)
 
     def close(self, *, drain: bool = False) -> None:
-        """Give everything back: requests that are there are aborted, or with `drain` come to their end first."""
+        """Give everything back: requests that are there are aborted, or with `drain` come to their end first. Of ranks
+        each calls it, and all others follow until rank 0 does.
+        """
         if self.is_closed:
             return
+        if not self.is_leader:
+            self.follow()
         self.loop.check_not_inside()
         self._intake.is_closed = True
         try:
@@ -189,9 +216,12 @@ class ContinuousBatcher(BatcherFacts):
         finally:  # Ctrl-C too
             self.loop.end_all()
             self._parts.close()
+            self._group.close()
 
     def __enter__(self) -> ContinuousBatcher:
         return self
 
     def __exit__(self, *error: object) -> None:
+        if not self.is_leader and error[0] is not None:  # rank 0 may never close
+            self._group.leave()
         self.close()

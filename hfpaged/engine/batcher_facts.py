@@ -11,6 +11,7 @@ from hfpaged.engine.assembly import Assembly
 from hfpaged.engine.events import Hook
 from hfpaged.engine.intake import Intake
 from hfpaged.engine.loop import EngineLoop
+from hfpaged.engine.rank_group import OneProcess, RankGroup
 from hfpaged.kv_pool import KVPool
 
 if TYPE_CHECKING:
@@ -24,12 +25,23 @@ class BatcherFacts:
 
     _parts: Assembly
     _intake: Intake
+    _group: RankGroup | OneProcess
     loop: EngineLoop
 
     @property
     def model(self) -> PreTrainedModel:
         """The model of transformers, without what wraps it."""
         return compat.transformers_model(self._parts.runner.model)
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether requests go to this process: rank 0 of those that compute the model together, or the only one."""
+        return self._group.leads
+
+    @property
+    def fault(self) -> str | None:
+        """Why the ranks that compute the model together cannot go on; None while all is well."""
+        return self._group.fault
 
     @property
     def pool(self) -> KVPool:

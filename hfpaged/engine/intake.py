@@ -12,9 +12,10 @@ from hfpaged.engine.delivery import Listener
 from hfpaged.engine.loop import EngineLoop
 from hfpaged.engine.params import resolve_params
 from hfpaged.engine.prompts import read_prompt
+from hfpaged.engine.rank_group import OneProcess, RankGroup
 from hfpaged.engine.request import Request
 from hfpaged.engine.tally import Tally
-from hfpaged.errors import BatcherClosedError, QueueFullError
+from hfpaged.errors import BatcherClosedError, InvalidConfigError, QueueFullError
 
 Config: TypeAlias = GenerationConfig | dict[str, Any] | None
 
@@ -29,10 +30,11 @@ class Intake:
         parts: Assembly,
         loop: EngineLoop,
         tally: Tally,
+        group: RankGroup | OneProcess,
     ) -> None:
         self.is_closed = False
         self._model, self._tokenizer, self._parts, self._loop = model, tokenizer, parts, loop
-        self._tally = tally
+        self._tally, self._group = tally, group
         self._numbers = itertools.count()
 
     def add(
@@ -55,8 +57,9 @@ class Intake:
     ) -> Request:  # fmt: skip
         if self.is_closed:
             raise BatcherClosedError("this batcher is closed; make another one")
+        self._group.check_leads()
         self.check_queue()
-        self._parts.router.check(adapter)
+        self._check_adapter(adapter)
         ids, text = read_prompt(prompt, self._tokenizer, self._parts.vocab_size)
         params = resolve_params(self._model, self._tokenizer, len(ids), generation_config, **settings)
         self._parts.check_fits(len(ids), params)
@@ -69,6 +72,14 @@ class Intake:
         )
         self._parts.maker.group(request)
         return request
+
+    def _check_adapter(self, adapter: str | None) -> None:
+        if adapter is not None and self._parts.ranks is not None:
+            raise InvalidConfigError(
+                f"adapter={adapter!r} of a model that several ranks compute together: which one acts would be chosen "
+                "on rank 0 alone; leave it out"
+            )
+        self._parts.router.check(adapter)
 
     def check_queue(self, refused: str | None = None) -> None:
         """Raises QueueFullError for one more; where it has a tenant, it is told of as refused. Before anything else, as

@@ -23,6 +23,7 @@ POLL_SECONDS = 0.002
 class PoolSizing:
     """Bytes. `used`: by weights and everything else on the device before the pool; `activations`: what one forward
     with the whole token budget takes for a while; `states`: what as many sequences as there may be keep outside of it.
+    `sharers`: how many processes divide what is left of the share; `most`: what others leave of it at most.
     """
 
     total: int
@@ -30,22 +31,25 @@ class PoolSizing:
     used: int
     activations: int
     states: int = 0
+    sharers: int = 1
+    most: int | None = None
 
     @property
     def pool(self) -> int:
         """What is left for the pool. Raises InvalidConfigError where nothing is."""
-        left = int(self.total * self.share) - self.used - self.activations - self.states
+        left = (int(self.total * self.share) - self.used) // self.sharers - self.activations - self.states
         if left <= 0:
             raise InvalidConfigError(
                 f"{self}: nothing is left for a pool; use a larger share, a smaller token budget or fewer sequences"
             )
-        return left
+        return left if self.most is None else min(left, self.most)
 
     def __str__(self) -> str:
         states = f", {format_bytes(self.states)} for the states of sequences" if self.states else ""
+        shared = f", divided by {self.sharers} processes" if self.sharers > 1 else ""
         return (
-            f"{self.share:.0%} of {format_bytes(self.total)}, less {format_bytes(self.used)} in use{states} and "
-            f"{format_bytes(self.activations)} for the activations of a step"
+            f"{self.share:.0%} of {format_bytes(self.total)}, less {format_bytes(self.used)} in use{shared}{states} "
+            f"and {format_bytes(self.activations)} for the activations of a step"
         )
 
 

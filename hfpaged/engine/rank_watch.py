@@ -1,0 +1,190 @@
+"""Whether all ranks are there. One that is gone leaves the others waiting in the middle of a layer: on a GPU for many
+minutes, and nobody would say why.
+
+Rank 0 and each other one tell each other every second that they are there, in threads of their own:
+
+    rank 0  <-- beat, fault, end -->  rank 1, rank 2, ...
+
+A process that dies closes its connections, which is noticed at once; one that is stopped, or whose machine is gone,
+falls silent. What goes wrong on one rank is told to all, and each says the same in its log.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+import torch
+import torch.distributed as dist
+
+from hfpaged.engine.plan_channel import new_group
+from hfpaged.errors import RankLostError
+from hfpaged.ranks import Ranks
+
+logger = logging.getLogger("hfpaged")
+
+BEAT, FAULT, END = range(3)
+SIZE = 1024  # bytes of a message: its kind, and a text
+EVERY = 1.0  # seconds between two beats
+SILENT = 10.0  # seconds after which a silent rank is told of, and those after which it counts as gone
+GONE = 300.0
+# Seconds that a rank gets to notice by itself that another one is gone. gloo raises; NCCL waits, and cannot be told.
+GRACE = 10.0
+
+
+class RankWatch:
+    """Watches the ranks from this one. `fault`: why none of them can go on, None while all is well.
+
+    heard    when each other rank was heard of last
+    on_fault who is told of a fault, in a thread of the watch
+    """
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+        self._group = new_group(ranks)
+        self.fault: str | None = None
+        self.on_fault: list[Callable[[str], None]] = []
+        self._fault_time = 0.0
+        self._known = threading.Event()  # that there is a fault
+        self._is_over = threading.Event()
+        self._lock = threading.Lock()
+        self._sending = threading.Lock()
+        self.is_busy = False  # with something that needs the other ranks
+        self._left: str | None = None  # which rank has come to its end too early
+        peers = range(1, ranks.size) if ranks.is_first else [0]
+        self.heard = dict.fromkeys(peers, time.monotonic())
+        self._silent: set[int] = set()
+        self._ended_to: set[int] = set()  # to whom we have said that this is the end
+        self._threads = [threading.Thread(target=self._listen, args=(peer,), daemon=True) for peer in peers]
+        self._threads.append(threading.Thread(target=self._beat, daemon=True))
+        for thread in self._threads:
+            thread.name = "hfpaged-ranks"
+            thread.start()
+
+    def check(self) -> None:
+        """Raises RankLostError where no rank can go on."""
+        if self.fault is None and self._left is not None:
+            self.declare(self._left)
+        if self.fault is not None:
+            raise RankLostError(self.fault)
+
+    @contextmanager
+    def busy(self) -> Iterator[None]:
+        """Inside the other ranks are needed. Whatever is raised there ends the group: RankLostError."""
+        self.check()
+        self.is_busy = True
+        try:
+            yield
+        except RankLostError:
+            raise
+        except BaseException as error:
+            self._known.wait(2 * EVERY)  # that another one is gone is noticed by the watch too, which knows which
+            self.declare(f"{self._ranks} failed in the middle of a step: {type(error).__name__}: {error}")
+            assert self.fault is not None
+            raise RankLostError(self.fault) from error
+        finally:
+            self.is_busy = False
+
+    def declare(self, reason: str) -> None:
+        """No rank can go on. The first reason counts, and all are told."""
+        with self._lock:
+            if self.fault is not None or self._is_over.is_set():
+                return
+            self.fault, self._fault_time = reason, time.monotonic()
+        self._known.set()
+        logger.error("%s: no rank of the group can go on", reason)
+        for peer in self.heard:
+            self._tell(peer, FAULT, reason)
+        for told in list(self.on_fault):
+            told(reason)
+
+    def close(self, seconds: float = 5.0) -> None:
+        """This rank needs the others no more. All ranks must call it; one that comes first waits for the others."""
+        if self._is_over.is_set():
+            return
+        self._is_over.set()
+        for peer in self.heard:
+            self._say_end(peer)
+        deadline = time.monotonic() + seconds
+        for thread in self._threads:
+            thread.join(max(deadline - time.monotonic(), 0))
+        if not any(thread.is_alive() for thread in self._threads):
+            with suppress(RuntimeError, ValueError):
+                dist.destroy_process_group(self._group)
+
+    def _listen(self, peer: int) -> None:
+        message = torch.zeros(SIZE, dtype=torch.uint8)
+        while True:
+            try:
+                dist.recv(message, group=self._group, group_src=peer)
+            except (RuntimeError, ValueError):
+                if not self._is_over.is_set():
+                    self.declare(f"rank {peer} of {self._ranks.size} has died: its connections are closed")
+                return
+            self.heard[peer] = time.monotonic()
+            kind, text = int(message[0]), bytes(message[1:].tolist()).rstrip(b"\0").decode(errors="replace")
+            if kind == FAULT:
+                self.declare(text)
+            elif kind == END:
+                self._ended(peer)
+                return
+
+    def _ended(self, peer: int) -> None:
+        self._say_end(peer)
+        if not self._is_over.is_set():
+            self._left = (
+                f"rank {peer} of {self._ranks.size} has come to the end of its program while the batcher of rank 0 is "
+                "open; every rank must make the same calls of generate(), or call follow(), until rank 0 calls close()"
+            )
+            if self.is_busy and self._ranks.is_first:
+                self.declare(self._left)
+
+    def _beat(self) -> None:
+        last = time.monotonic()
+        while not self._is_over.wait(EVERY):
+            before, last = last, time.monotonic()
+            for peer in self.heard:
+                self._tell(peer, BEAT)
+            if last - before > SILENT / 2:  # this very process was stopped
+                self.heard.update(dict.fromkeys(self.heard, last))
+            self._look_for_silence(last)
+            if self.fault is not None and self.is_busy and last - self._fault_time > GRACE:
+                self._give_up()
+
+    def _look_for_silence(self, now: float) -> None:
+        for peer, heard in self.heard.items():
+            if peer in self._ended_to or now - heard <= SILENT:
+                self._silent.discard(peer)
+            elif now - heard > GONE:
+                self.declare(f"rank {peer} of {self._ranks.size} has not been heard of for {now - heard:.0f} s")
+            elif peer not in self._silent:
+                self._silent.add(peer)
+                logger.error(
+                    "rank %d of %d has not been heard of for %.0f s: it is stopped, or its machine cannot be reached; "
+                    "all steps wait for it, for %.0f s at most", peer, self._ranks.size, now - heard, GONE,
+                )  # fmt: skip
+
+    def _give_up(self) -> None:
+        """What waits for a rank that is gone cannot be woken: this process ends."""
+        logger.critical("%s ends: it waits for another rank in vain: %s", self._ranks, self.fault)
+        logging.shutdown()
+        os._exit(1)
+
+    def _say_end(self, peer: int) -> None:
+        with self._lock:
+            is_said = peer in self._ended_to
+            self._ended_to.add(peer)
+        if not is_said:
+            self._tell(peer, END)
+
+    def _tell(self, peer: int, kind: int, text: str = "") -> None:
+        message = torch.zeros(SIZE, dtype=torch.uint8)
+        encoded = bytes([kind]) + text.encode()[: SIZE - 1]
+        message[: len(encoded)] = torch.tensor(list(encoded), dtype=torch.uint8)
+        if kind == END or peer not in self._ended_to:
+            with self._sending, suppress(RuntimeError, ValueError):  # who listens to that rank will notice
+                dist.send(message, group=self._group, group_dst=peer)
