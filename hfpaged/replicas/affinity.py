@@ -70,10 +70,11 @@ def ranked(
     longest = max(each.matched for each in roomy)
     worth = max(thresholds.gain * num_blocks, 1)
     best = [each for each in roomy if longest - each.matched < worth]
-    first = min(rng.sample(best, min(2, len(best))), key=_pressure)
-    rest = sorted((each for each in best if each != first), key=_pressure)
-    others = sorted((each for each in roomy if each not in best), key=lambda each: (-each.matched, _pressure(each)))
-    return [first, *rest, *others, *sorted(full, key=_pressure)]
+    pressure = _pressures(known, thresholds.slack)
+    first = min(rng.sample(best, min(2, len(best))), key=pressure.__getitem__)
+    rest = sorted((each for each in best if each != first), key=pressure.__getitem__)
+    others = sorted((each for each in roomy if each not in best), key=lambda each: (-each.matched, pressure[each]))
+    return [first, *rest, *others, *sorted(full, key=pressure.__getitem__)]
 
 
 def _roomy(known: list[Candidate], thresholds: Thresholds) -> list[Candidate]:
@@ -88,5 +89,10 @@ def _is_full(candidate: Candidate, thresholds: Thresholds) -> bool:
     return not has_seat or candidate.free < thresholds.free
 
 
-def _pressure(candidate: Candidate) -> tuple[int, int]:
-    return candidate.load, candidate.placed
+def _pressures(known: list[Candidate], slack: int) -> dict[Candidate, float]:
+    """Of each replica its shares of all requests, of which `slack` hardly weigh, and of all that was lately sent: what
+    comes after a prefix follows it, so that where prefixes are in even numbers loads stay even.
+    """
+    load = sum(each.load + slack for each in known) or 1
+    placed = sum(each.placed for each in known) or 1
+    return {each: (each.load + slack) / load + each.placed / placed for each in known}
