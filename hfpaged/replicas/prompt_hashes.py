@@ -18,8 +18,9 @@ from hfpaged.serve.schemas.completion import CompletionBody
 from hfpaged.serve.schemas.responses import ResponsesBody
 from hfpaged.serve.tool_choice import tool_choice_of
 
-# A template may stumble over what a client has thought of in any way: the replica tells it then, in its own words.
-_REFUSED = (ApiError, ValidationError, ValueError, TypeError, KeyError, RecursionError)
+# A template may stumble over what a client has thought of in any way, and a token id may be no 64-bit number: the
+# replica tells it then, in its own words.
+_REFUSED = (ApiError, ValidationError, ValueError, TypeError, KeyError, OverflowError, RecursionError)
 
 
 class Prompt(NamedTuple):
