@@ -116,12 +116,14 @@ class Prompts:
             prefixes = self._pool.prefixes
             limits = [max(length - keep, 0) for length in self.lengths]
             self.matches = self._longest(limits)
-            self.ends = [
-                match_end(prefixes.index, root, *part) for part in zip(self.items, limits, self.matches, strict=True)
-            ]
             self._known = [manager.create() for _ in range(batch)]  # holds what was found while the rest is computed
             for sequence, items, match in zip(self._known, self.items, self.matches, strict=True):
                 prefixes.attach(sequence, root, items, match)
+            if prefixes.lower is not None:  # what is known of all rows is held by now
+                self.matches = [self._fetch(manager, row, limit) for row, limit in enumerate(limits)]
+            self.ends = [
+                match_end(prefixes.index, root, *part) for part in zip(self.items, limits, self.matches, strict=True)
+            ]
         self._pieces: list[tuple[int, Rows]] = []
 
     def _longest(self, limits: list[int]) -> list[Match]:
@@ -177,6 +179,14 @@ class Prompts:
                 manager.free(sequence)
         for _, rows in self._pieces:
             rows.free()
+
+    def _fetch(self, manager: BlockManager, row: int, limit: int) -> Match:
+        """Let what is known of a row, and held, be more by what comes back from below the pool."""
+        prefixes, items = self._pool.prefixes, self.items[row]
+        with prefixes.fetched(self._root, items, limit, self.matches[row]) as match:
+            manager.trim(self._known[row], 0)
+            prefixes.attach(self._known[row], self._root, items, match)
+        return match
 
     def _settle_tail(self, manager: BlockManager, tail: int) -> tuple[int, list[int]]:
         while True:

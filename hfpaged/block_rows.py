@@ -10,7 +10,7 @@ so that a block is one run of memory for the device that copies it, and for whoe
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from itertools import groupby
@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from hfpaged.device_copies import DeviceCopies
+from hfpaged.device_timer import DeviceTimer
 from hfpaged.kv_storage import LayerStore
 from hfpaged.layer_groups import LayerGroup
 
@@ -29,6 +30,7 @@ PARTS = ("key", "value")
 _ALIGNMENT = 16
 
 Stores = Mapping[int, Many[LayerStore]]
+Told = Callable[[int, float], None]
 
 
 @dataclass(frozen=True)
@@ -53,12 +55,20 @@ class RowPart:
 
 
 class BlockRows:
-    """What lies where in the rows of each layer group, as `stores` are now."""
+    """What lies where in the rows of each layer group, as `stores` are now. `told(bytes, seconds)` hears how long it
+    takes to put rows back.
+    """
 
-    def __init__(self, groups: Many[LayerGroup], stores: Stores) -> None:
+    def __init__(
+        self,
+        groups: Many[LayerGroup],
+        stores: Stores,
+        told: Callable[[int, float], None] = lambda nbytes, seconds: None,
+    ) -> None:
         self._parts = [_lay_out(group, stores) for group in groups]
         self._key = _key(groups, stores)
-        self._copies = DeviceCopies()
+        self._timer = DeviceTimer(told)
+        self._copies = DeviceCopies(self._timer)
         ends = [parts[-1].stop if parts else 0 for parts in self._parts]
         self.nbytes = _aligned(max(ends, default=0))  # of a row of any group
 
@@ -75,6 +85,10 @@ class BlockRows:
         """What stands in a row of a layer group, in order."""
         return self._parts[group]
 
+    def bytes_of(self, group: int) -> int:
+        """What is moved of a block of a layer group."""
+        return sum(part.nbytes for part in self._parts[group])
+
     def make(self, count: int) -> Tensor:
         """[count, bytes] uint8 with nothing in them yet. Raises RuntimeError or MemoryError where there is no room."""
         with torch.inference_mode(False):
@@ -86,10 +100,9 @@ class BlockRows:
             if device.type == "cuda":
                 self._copies.take(device, parts, blocks, rows, places)
                 continue
-            chosen = torch.tensor(blocks, device=device)
             for part in parts:
                 with part.store.open(part.name) as data:
-                    _words(rows, part)[places] = _flat(data, blocks, chosen, part)
+                    _words(rows, part)[places] = _taken(data, blocks, part)
 
     def put(self, group: int, rows: Tensor, places: Many[int], blocks: Many[int]) -> None:
         """Copy `rows[places]` into `blocks`, which there must be room for. What is computed next sees it."""
@@ -97,12 +110,14 @@ class BlockRows:
             if device.type == "cuda":
                 self._copies.put(device, parts, rows, places, blocks)
                 continue
+            timed = self._timer.begin(len(blocks) * sum(part.nbytes for part in parts), device)
             for part in parts:
                 if device.type == "cpu":
                     with part.store.open(part.name) as data:
                         _words_of(data, part)[blocks] = _words(rows, part)[places]
                 else:
                     part.store.fill(part.name, list(blocks), part.of(rows[list(places)]))
+            self._timer.end(timed)
 
     def settle(self) -> None:
         """Wait until all rows hold what was taken."""
@@ -145,10 +160,11 @@ def _words_of(data: Tensor, part: RowPart) -> npt.NDArray[Any]:
     return data.detach().flatten(1).view(torch.uint8).numpy().view(_word(part))
 
 
-def _flat(data: Tensor, blocks: Many[int], chosen: Tensor, part: RowPart) -> npt.NDArray[Any]:
+def _taken(data: Tensor, blocks: Many[int], part: RowPart) -> npt.NDArray[Any]:
+    """[blocks, words]: a copy in host memory."""
     if data.device.type == "cpu":
         return np.asarray(_words_of(data, part)[list(blocks)])
-    return _words_of(data.detach().index_select(0, chosen).cpu(), part)
+    return _words_of(data.detach().index_select(0, torch.tensor(blocks, device=data.device)).cpu(), part)
 
 
 def _word(part: RowPart) -> type[np.generic]:

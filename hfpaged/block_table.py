@@ -126,6 +126,12 @@ class BlockTable:
         self._pool.acquire(block)
         self.blocks.append(block)
 
+    def take(self, count: int) -> list[int]:
+        """Hold `count` new blocks besides. Raises OutOfBlocksError and takes none."""
+        start = len(self.blocks)
+        self.blocks.extend(self._pool.allocate(count))
+        return list(self.blocks[start:])
+
     def fork(self, pool: Blocks | None = None) -> BlockTable:
         """Another table over the same blocks; nothing is copied before one of the two writes. `pool`: the same one, as
         the child shall see it.

@@ -52,8 +52,7 @@ class PagedCache(RowCache):
         kv_dtype: "auto" stores what the model computes; "bfloat16", "float16", "float32" convert; "int8", "fp8_e4m3",
             "fp8_e5m2", "k8v4" (keys int8, values int4) and "int4" quantize (`hfpaged quality` tells what that costs).
             "int8/auto" is for keys and values apart, {"default": "int8", "layers": {0: "auto"}} by layer.
-        kv_scales: for fp8, one scale per head that `hfpaged quality --calibrate` has found, in place of one per token
-            and head: a file, or what `KVScales.load` makes of one.
+        kv_scales: for fp8, one scale per head that `hfpaged quality --calibrate` found: a file, or `KVScales.load(file)`.
         salt: prefixes are shared only among caches with the same salt, one for each tenant say.
         publish: let later prompts find what this cache computes; without, it only reads what others published.
         prefix_sharing: look prompts up and publish at all.
@@ -63,6 +62,7 @@ class PagedCache(RowCache):
             computed in pieces. No prefix is shared. Layers with a smaller window of their own stay as they are.
         debug: poison freed blocks and trace each block, see KVPool; default: as HFPAGED_DEBUG says.
         sinks: see `window`. Default: 4, which is enough for most models; without any they lose their way.
+        swap_space: "4GiB" of host memory for evicted prefixes, which come back when that is cheaper than computing.
 
     Raises:
         InvalidConfigError: sizes or dtypes that cannot work.
@@ -87,12 +87,13 @@ class PagedCache(RowCache):
         window: int | None = None,
         sinks: int | None = None,
         debug: bool | None = None,
+        swap_space: int | str = 0,
     ) -> None:
         config = config_of(model, config)
         self._is_encoder_decoder = is_encoder_decoder(config)
         check_pageable(model, config)
         layers = compat.default_layers(config)
-        spec = PoolSpec(block_size, memory, num_blocks, kv_dtype, kv_scales, debug)
+        spec = PoolSpec(block_size, memory, num_blocks, kv_dtype, kv_scales, debug, swap_space)
         pool = pool_for(model, config, group_layers(windows_of(config, layers)), pool, spec)
         if salt is not None and not isinstance(salt, str):
             raise InvalidConfigError(f"salt={salt!r} is no text; give a str that others do not know, or None")

@@ -54,6 +54,7 @@ class PoolSpec:
     kv_dtype: Spec
     kv_scales: KVScales | str | os.PathLike[str] | None
     debug: bool | None = None
+    swap_space: int | str = 0
 
 
 def pool_for(
@@ -72,7 +73,7 @@ def pool_for(
                 check_dims(each, dim, dim)
         pool = KVPool(
             groups, block_size=spec.block_size, kv_format=kv_format, memory=spec.memory, num_blocks=spec.num_blocks,
-            scales=scales, debug=spec.debug,
+            scales=scales, debug=spec.debug, swap_space=spec.swap_space,
         )  # fmt: skip
         pool.ranks = ranks
         return pool
@@ -83,6 +84,10 @@ def pool_for(
         )
     if (spec.memory, spec.num_blocks, spec.kv_scales) != (None, None, None):
         raise InvalidConfigError("pool= brings its own size and scales; leave memory=, num_blocks= and kv_scales= out")
+    if spec.swap_space:
+        raise InvalidConfigError(
+            f"pool= is there already, so swap_space={spec.swap_space!r} comes too late; say it where the pool is made"
+        )
     if spec.debug is not None and spec.debug != (pool.debug is not None):
         is_in = "in" if pool.debug else "not in"
         raise InvalidConfigError(

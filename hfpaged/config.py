@@ -13,17 +13,17 @@ _UNITS |= {f"{prefix}b": 1000**power for power, prefix in enumerate("kmgt", star
 _UNITS |= {f"{prefix}ib": 1024**power for power, prefix in enumerate("kmgt", start=1)}
 
 
-def parse_bytes(memory: int | str) -> int:
+def parse_bytes(memory: int | str, name: str = "memory", minimum: int = 1) -> int:
     """Bytes from a number or a text such as "2GiB", "512 MB". Raises InvalidConfigError."""
     if isinstance(memory, int) and not isinstance(memory, bool):
         count = memory
     else:
         match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", str(memory).lower())
         if match is None or match[2] not in _UNITS:
-            raise InvalidConfigError(f'memory={memory!r} is no size; write bytes or a text such as "2GiB" or "512MB"')
+            raise InvalidConfigError(f'{name}={memory!r} is no size; write bytes or a text such as "2GiB" or "512MB"')
         count = int(float(match[1]) * _UNITS[match[2]])
-    if count <= 0:
-        raise InvalidConfigError(f"memory={memory!r} is {count} bytes; a pool needs more than none")
+    if count < minimum:
+        raise InvalidConfigError(f"{name}={memory!r} is {count} bytes; a pool needs more than none")
     return count
 
 

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from hfpaged.device_timer import DeviceTimer
+
 if TYPE_CHECKING:
     from hfpaged.block_rows import RowPart
 
@@ -20,7 +22,8 @@ class DeviceCopies:
     waits for the copy.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, timer: DeviceTimer) -> None:
+        self._timer = timer
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
 
     def take(
@@ -53,8 +56,10 @@ class DeviceCopies:
             stream.wait_stream(current)  # what lay in this memory before may be in use until now
             staged.record_stream(stream)
             with torch.cuda.stream(stream):
+                timed = self._timer.begin(staged.nbytes, device)
                 for row, place in enumerate(places[few]):
                     staged[row].copy_(rows[place, start:stop], non_blocking=True)
+                self._timer.end(timed)
             current.wait_stream(stream)
             for part in parts:
                 contents = staged[:, part.start - start : part.stop - start].contiguous()

@@ -26,18 +26,22 @@ from hfpaged.pool_change import PoolChange
 from hfpaged.pool_contents import read_pool
 from hfpaged.pool_debug import PoolDebug
 from hfpaged.pool_memory import PoolMemory
+from hfpaged.pool_size import check_swap_space
 from hfpaged.prefix_cache import PrefixCache, is_for
 from hfpaged.prefix_loading import LoadedPrefixes, load_prefixes
 from hfpaged.prefix_report import PrefixReport
 from hfpaged.prefix_saving import SavedPrefixes, save_prefixes
 from hfpaged.ranks import Ranks
 from hfpaged.residuals import Residuals
+from hfpaged.swapping import tiers_below
+from hfpaged.tier import Tier
 
 
 class KVPool:
     """Blocks for the layers of one model. Its size is `num_blocks`, or what fits into `memory` (bytes or a text
     such as "2GiB"), known when the first key has come; by default half of the memory that is free then. With `debug`
     (None: as HFPAGED_DEBUG=1 says) freed blocks are poisoned with NaN and errors tell the last changes of their blocks.
+    Evicted prefixes go to `swap_space` of host memory, from which they come back when that is cheaper than computing.
     """
 
     def __init__(
@@ -50,8 +54,10 @@ class KVPool:
         num_blocks: int | None = None,
         scales: Mapping[int, PartScales] | None = None,
         debug: bool | None = None,
+        swap_space: int | str = 0,
     ) -> None:
         check_layers(kv_format, (layer for group in groups for layer in group.layers))
+        size, swap_size = check_size(memory, num_blocks, len(groups)), check_swap_space(swap_space)
         self.groups = groups
         self.block_size = check_block_size(block_size)
         self.kv_format = kv_format
@@ -62,10 +68,8 @@ class KVPool:
         self.models: weakref.WeakSet[Any] = weakref.WeakSet()  # those whose caches use it
         self.debug: PoolDebug | None = None
         windows = [group.window for group in groups]
-        self._make_blocks(check_size(memory, num_blocks, len(groups)), windows, wants_debug(debug))
-        self._change = PoolChange(self.manager)
-        if self.debug:
-            self._change.settle = self.debug.settle
+        self._make_blocks(size, windows, wants_debug(debug))
+        self.change = PoolChange(self.manager, self.debug.settle if self.debug else None)
         if self.residuals is not None:
             self.blocks.on_free = self.residuals.close
             self.blocks.reserved = lambda: self._memory.blocks_worth_of_residuals(self)
@@ -75,6 +79,7 @@ class KVPool:
         self.describers: weakref.WeakKeyDictionary[Any, Describe] = weakref.WeakKeyDictionary()  # others' sequences
         self.counts = live_pools.register(self)
         self.ranks: Ranks | None = None  # of a model that several processes compute together
+        self.swapping = tiers_below(self, swap_size) if swap_size else None
 
     @property
     def num_blocks(self) -> int:
@@ -89,22 +94,22 @@ class KVPool:
     @property
     def num_free(self) -> int:
         """Blocks that no sequence holds, those of cached prefixes among them."""
-        self._change.try_reclaim()
+        self.change.try_reclaim()
         return self.blocks.num_free
 
     def changing(self) -> AbstractContextManager[BlockManager]:
         """The block manager, for one thread at a time."""
-        return self._change()
+        return self.change()
 
     def add_model(self, model: Any, name: str) -> None:
         """A cache of `model` uses this pool."""
-        with self._change.lock:
+        with self.change.lock:
             self.models.add(model)
             self.counts.model_name = self.counts.model_name or name
 
     def user_models(self) -> list[Any]:
         """Those whose caches use it, and are still there."""
-        with self._change.lock:
+        with self.change.lock:
             return list(self.models)
 
     def settle_idle(self) -> None:
@@ -117,7 +122,7 @@ class KVPool:
         """Free the sequences of a cache that is gone. The garbage collector calls this in the middle of anything, a
         change of this very pool included: where that is under way, the blocks come back at the next one.
         """
-        self._change.abandon(free)
+        self.change.abandon(free)
 
     def pin_prefix(self, input_ids: Any, salt: str | None = None, adapter: str | None = None) -> int:
         """Keep what is known of a prompt [length] from eviction; how many tokens that are, 0 where nothing is known.
@@ -141,7 +146,17 @@ class KVPool:
     def drop_prefixes(self) -> int:
         """Forget the prefixes that nobody holds; how many blocks they had. Pinned ones and those in use stay."""
         with self.changing():
-            return self.blocks.drop_cached()
+            return self.forget_cached()
+
+    def forget_cached(self) -> int:
+        """`drop_prefixes` in the middle of a change."""
+        return self.swapping.forgetting(self.blocks.drop_cached) if self.swapping else self.blocks.drop_cached()
+
+    def add_tier(self, tier: Tier) -> None:
+        """Let what is evicted, or leaves `swap_space`, go to `tier`. Raises InvalidConfigError where one is there."""
+        with self.changing():
+            self.swapping = self.swapping or tiers_below(self, 0)
+            self.swapping.add(tier)
 
     def __repr__(self) -> str:
         ranks = f", {self.ranks}" if self.ranks else ""
@@ -199,12 +214,11 @@ class KVPool:
                 raise (self.debug.told(error) if self.debug else error) from None
 
     def _check_integrity(self) -> None:
-        self.manager.check_integrity()
-        self.prefixes.check_integrity()
+        for part in (self.manager, self.prefixes, self.swapping, self.debug):
+            if part:
+                part.check_integrity()
         if self.residuals is not None:
             self.residuals.check_integrity(self.blocks.refcount)
-        if self.debug:
-            self.debug.check_integrity()
 
     def reserve_all(self) -> None:
         """Take the memory of all blocks now, so that no step waits while what is stored is copied to a larger place.
@@ -213,16 +227,20 @@ class KVPool:
         for stores in self.layer_stores.values():
             for store in stores:
                 store.reserve(self.num_blocks, self.num_blocks)
+        if self.swapping:
+            self.swapping.reserve()
 
     def settle_size(self, layer: int, store: LayerStore) -> None:
         """Layer `layer` keeps its blocks in `store`: turn memory into a number of blocks by what is known now.
 
         Layers that have not come yet count like this one. Raises InvalidConfigError when nothing fits.
         """
-        with self._change.lock:
+        with self.change.lock:
             known = self.layer_stores.setdefault(layer, [])
             known[:] = [other for other in known if other is not store] + [store]
             self._memory.settle(self, store)
+            if self.swapping:
+                self.swapping.check_size(self.storage.block_bytes)
 
     def _make_blocks(self, size: int, windows: list[int | None], debug: bool) -> None:
         if not debug:

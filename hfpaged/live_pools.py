@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from hfpaged.outliving import Outliving
 from hfpaged.prefix_index import PrefixCounts
+from hfpaged.swap_counts import SwapCounts
 
 if TYPE_CHECKING:
     from hfpaged.kv_pool import KVPool
@@ -24,6 +25,7 @@ class PoolCounts:
     """
 
     prefixes: PrefixCounts = field(default_factory=PrefixCounts)
+    swaps: SwapCounts = field(default_factory=SwapCounts)
     dense_calls: dict[str, int] = field(default_factory=dict)
     model_name: str = ""
 
@@ -34,6 +36,7 @@ class PoolCounts:
         mine.hits += theirs.hits
         mine.evictions += theirs.evictions
         mine.collisions += theirs.collisions
+        self.swaps.add(other.swaps)
         for reason, count in list(other.dense_calls.items()):
             self.dense_calls[reason] = self.dense_calls.get(reason, 0) + count
 

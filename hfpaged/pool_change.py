@@ -13,10 +13,10 @@ from hfpaged.block_manager import BlockManager
 class PoolChange:
     """After a change `finish` is called, also of one that failed, and then `settle`, if it did not."""
 
-    def __init__(self, manager: BlockManager) -> None:
+    def __init__(self, manager: BlockManager, settle: Callable[[], None] | None) -> None:
         self.lock = threading.Lock()
         self.finish: Callable[[], None] = lambda: None
-        self.settle: Callable[[], None] = lambda: None
+        self._settle = settle or (lambda: None)
         self._manager = manager
         self._abandoned: deque[Callable[[BlockManager], None]] = deque()
 
@@ -29,7 +29,7 @@ class PoolChange:
                 yield self._manager
             finally:
                 self.finish()
-            self.settle()
+            self._settle()
 
     def abandon(self, free: Callable[[BlockManager], None]) -> None:
         """See `KVPool.abandon`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import psutil
 import torch
 
-from hfpaged.config import format_bytes
+from hfpaged.config import format_bytes, parse_bytes
 from hfpaged.errors import InvalidConfigError
 
 
@@ -25,3 +25,15 @@ def count_blocks(memory: int, block_bytes: int, block_size: int, num_groups: int
             f"({block_size} tokens each); one sequence needs at least {num_groups}. Give more memory"
         )
     return count
+
+
+def check_swap_space(swap_space: int | str) -> int:
+    """Bytes of host memory for evicted blocks, 0 for none. Raises InvalidConfigError where so many are not free."""
+    size = parse_bytes(swap_space, "swap_space", minimum=0)
+    free = int(psutil.virtual_memory().available) if size else 0
+    if size > free:
+        raise InvalidConfigError(
+            f"swap_space={swap_space!r} is {format_bytes(size)} of host memory, and {format_bytes(free)} are free; "
+            "give less, or 0 for none"
+        )
+    return size

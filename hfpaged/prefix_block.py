@@ -40,10 +40,11 @@ class Root:
 class PrefixBlock:
     """A full block of tokens under its parent. `blocks` has one block id per layer group, GONE where that group's
     block was evicted, at `evicted_at`, or had left its window before it was published. `number` counts on. `origin` is
-    who computed it, None where nobody has said.
+    who computed it, None where nobody has said. `below` is the place in host memory by layer group, of those whose
+    contents lie there.
     """
 
-    __slots__ = ("blocks", "children", "digest", "evicted_at", "items", "number", "origin", "parent", "root")
+    __slots__ = ("below", "blocks", "children", "digest", "evicted_at", "items", "number", "origin", "parent", "root")
 
     def __init__(
         self, parent: PrefixBlock | Root, digest: bytes, items: array[int], num_groups: int, number: int
@@ -54,11 +55,12 @@ class PrefixBlock:
         self.children: dict[bytes, PrefixBlock] = {}
         self.evicted_at: float | None = None
         self.origin: Origin | None = None
+        self.below: dict[int, int] | None = None  # most have none, and there are many
 
     @property
     def is_gone(self) -> bool:
-        """Whether no layer group has its block any more."""
-        return max(self.blocks, default=GONE) == GONE  # ids are 0 or more
+        """Whether no layer group has its block any more, nor its contents."""
+        return not self.below and max(self.blocks, default=GONE) == GONE  # ids are 0 or more
 
 
 class BlockWatcher(Protocol):

@@ -6,18 +6,33 @@ As vLLM's automatic prefix caching, with the tokens compared on a hit and partly
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Many
+from contextlib import contextmanager
+from typing import Protocol
 
 from hfpaged.block_hash import ExtraKey, HashFunction, salt_key, sha256
 from hfpaged.block_manager import BlockManager
-from hfpaged.block_table import GONE
+from hfpaged.block_table import GONE, BlockTable
 from hfpaged.errors import IntegrityError
 from hfpaged.layer_groups import visible_offset
 from hfpaged.prefix_block import Origin, PrefixBlock, Root
 from hfpaged.prefix_index import Match, PrefixIndex
 from hfpaged.sequence import Sequence
 from hfpaged.token_chain import TokenChain
+
+
+class Restoring(Protocol):
+    """To bring back what is known below the pool of one prompt, besides what `match` has in it."""
+
+    def length(self, match: Match) -> int: ...
+    def bring(self, match: Match, holder: BlockTable) -> Match: ...
+
+
+class Below(Protocol):
+    """The tiers below a pool."""
+
+    def restoring(self, root: Root, items: array[int], limit: int) -> Restoring: ...
 
 
 class PrefixCache:
@@ -34,10 +49,33 @@ class PrefixCache:
         self._windows = tuple(windows)
         self._pins: dict[tuple[tuple[ExtraKey, ...], bytes], Sequence] = {}
         self._pool.on_evict = self.index.forget
+        self.lower: Below | None = None
 
     def longest(self, root: Root, items: array[int], limit: int) -> Match:
         """The longest known prefix of `items`, at most `limit` tokens."""
         return self.index.match(root, items, limit)
+
+    @contextmanager
+    def fetched(
+        self, root: Root, items: array[int], limit: int, match: Match | None = None
+    ) -> Iterator[Match]:  # fmt: skip
+        """The longest known prefix (`match`, if that is known) with what has come back from the tiers below, as far as
+        that pays. Nothing of it is evicted meanwhile.
+        """
+        match = self.longest(root, items, limit) if match is None else match
+        if self.lower is None or len(match.blocks) == limit // self._manager.block_size:
+            yield match
+            return
+        holder = self._manager.create()
+        try:
+            yield self.lower.restoring(root, items, limit).bring(match, holder.tables[0])
+        finally:
+            self._manager.free(holder)
+
+    def reach(self, root: Root, items: array[int], limit: int, match: Match) -> int:
+        """How many tokens `fetched` will find, where `match` is what is known without it."""
+        known = match.length(self._manager.block_size)
+        return known if self.lower is None else self.lower.restoring(root, items, limit).length(match)
 
     def attach(self, sequence: Sequence, root: Root, items: array[int], match: Match) -> int:
         """Let an empty sequence begin with `match`, a prefix of `items`; returns its tokens. The last block is copied

@@ -115,6 +115,10 @@ class PrefixIndex:
         """The root with the same keys that others have published under first, or `root`."""
         return self._roots.get(root.keys, root)
 
+    def holds(self, block: int) -> bool:
+        """Whether a block is published."""
+        return block in self._holder
+
     def held(self) -> set[int]:
         """The ids of all published blocks."""
         return set(self._holder)
@@ -171,6 +175,11 @@ class PrefixIndex:
         entry.evicted_at = self.clock()
         for watcher in self.watchers:
             watcher.removed(entry, group, block)
+        if entry.is_gone:
+            self._remember(entry)
+
+    def lost_below(self, entry: PrefixBlock) -> None:
+        """The contents of a block of `entry` are in host memory no longer."""
         if entry.is_gone:
             self._remember(entry)
 

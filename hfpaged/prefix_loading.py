@@ -190,6 +190,8 @@ def _take(
     chosen = choose(tree, windows, known, roots, pool.blocks.num_unused)
     placed = dict(zip(chosen, pool.blocks.allocate(len(chosen)), strict=True))
     try:
+        if pool.swapping:
+            pool.swapping.flush()  # what was evicted and not copied yet may lie in these blocks
         _fill(pool, tree, placed, stores, file)
     except BaseException:
         for block in placed.values():

@@ -6,8 +6,10 @@ from collections.abc import Sequence as Many
 
 from hfpaged.block_manager import BlockManager
 from hfpaged.content import Bools, Content, has_plain_positions, row_items
+from hfpaged.device_timer import Timed
 from hfpaged.kv_pool import KVPool
 from hfpaged.prefix_block import Origin, Root
+from hfpaged.restore_costs import FEWEST_TOKENS
 from hfpaged.sequence import Sequence
 from hfpaged.token_chain import TokenChain
 
@@ -26,6 +28,7 @@ class RowTokens:
         self._coming: Content | None = None
         self._unread: list[tuple[Content, Bools | None]] = []
         self._is_open = False  # whether the last of them belongs to a step that can still be undone
+        self._timed: Timed | None = None  # the step under way, where somebody wants to know what prompts take
 
     def announce(self, content: Content | None) -> None:
         """A forward with these inputs begins; None for inputs that nobody understands."""
@@ -34,6 +37,7 @@ class RowTokens:
     def step_begins(self, sequences: Many[Sequence], length: int, count: int, kept: Bools | None) -> None:
         """The announced forward stores `count` positions of each row, those that are `kept`; `length` with them."""
         coming, self._coming = self._coming, None
+        self._time(len(sequences) * count if count > 1 else 0)
         if self.root is None:
             return
         if coming is None or coming.shape != (len(sequences), count) or not set(coming.keys) <= set(self.root.keys):
@@ -50,13 +54,16 @@ class RowTokens:
 
     def step_undone(self) -> None:
         """The forward is over before its end, or before it began."""
-        self._coming = None
+        self._coming = self._timed = None
         if self._is_open:
             self._unread.pop()
             self._is_open = False
 
     def step_completed(self) -> None:
         self._is_open = False
+        if self._timed is not None and self.pool.swapping is not None:
+            self.pool.swapping.timer.end(self._timed)
+        self._timed = None
 
     @property
     def is_due(self) -> bool:
@@ -83,6 +90,12 @@ class RowTokens:
         self.root, self._unread, self._is_open = None, [], False
         for sequence in sequences:
             sequence.chain = None
+
+    def _time(self, tokens: int) -> None:
+        swapping = self.pool.swapping
+        self._timed = None
+        if swapping is not None and tokens >= FEWEST_TOKENS:
+            self._timed = swapping.timer.begin(tokens, next(iter(self.pool.storage.devices), None))
 
     def fork(self) -> RowTokens:
         """For other rows with the same tokens; all must be read."""

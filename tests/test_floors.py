@@ -21,12 +21,14 @@ FLOORS = {
     " prefix_block prefix_index match_end token_chain sequence block_manager prefix_cache prefix_tree prefill_plan"
     " piece_kind prefix_report explain stream_rule residuals clock memory_account generation_events outliving"
     " live_pools live_display kv_names"
-    " usable_prefix pool_change",
+    " usable_prefix pool_change"
+    " restore_costs restore_plan swap_counts",
     1: "ranks kv_format filling part_store kv_storage pool_size pool_memory pool_debug memory_grid memory_map"
     " memory_owners memory_plot memory_table picture kv_pool content fingerprint shared_runs step step_copies"
     " step_residuals padding row_tokens rows packed_step packed_rows static_step stored_steps step_plan admission"
     " tensor_file kv_scales prefix_manifest prefix_saving prefix_loading onednn_weight pool_contents tier block_rows"
     " device_copies"
+    " host_tier swapping device_timer restoring"
     " prefix_store*"
     " packed_plan",
     2: "adapters adapter_choice compat compat_beams compat_generation layer_states layer_step new_blocks"

@@ -34,8 +34,13 @@ class Admitter:
         """Who is computing, right now, a longer prefix of this group than is known, and of use to it."""
         if group.request.root is None or group.request.wants_prompt_logits or not len(self.promises):
             return None
+        root, tokens = group.request.root, group.sequences[0].tokens
         known = match.length(self._manager.block_size)
-        return self.promises.blocked_by(group.request.root.digest, group.sequences[0].tokens[:-1], known)
+        holder = self.promises.blocked_by(root.digest, tokens[:-1], known)
+        if holder is not None and self._prefixes.lower is not None:  # what comes back is sooner there
+            known = self._prefixes.reach(root, tokens, len(tokens) - 1, match)
+            holder = self.promises.blocked_by(root.digest, tokens[:-1], known)
+        return holder
 
     def needs(self, group: SequenceGroup, match: Match) -> int:
         """Free blocks that a group takes until all that it has is computed, and one token more. Those of `match` that
@@ -56,13 +61,18 @@ class Admitter:
         """Blocks that a running group will take until all that it has is computed."""
         return sum(self._needs.still(seq) for seq in group.sequences)
 
-    def begin(self, seq: SequenceState, match: Match | None = None) -> int:
-        """Give a sequence its tables, with the blocks of `match` or what is known now; returns the tokens in them."""
-        root = seq.request.root
+    def begin(self, seq: SequenceState, match: Match | None = None) -> Match:
+        """Give a sequence its tables, with the blocks of `match`, or of what is known now, and of what has come back
+        from below the pool; what was known then.
+        """
+        root, wants_nothing = seq.request.root, match is not None and seq.request.wants_prompt_logits
         seq.blocks = self._manager.create()
         if root is None:
-            return 0
-        return self._prefixes.attach(seq.blocks, root, seq.tokens, match or self._longest(root, seq))
+            return Match()
+        limit = 0 if wants_nothing else len(seq.tokens) - 1
+        with self._prefixes.fetched(root, seq.tokens, limit, match) as found:
+            self._prefixes.attach(seq.blocks, root, seq.tokens, found)
+        return found
 
     def promise(self, group: SequenceGroup) -> None:
         """Others may wait for what this group is about to compute."""

@@ -235,6 +235,8 @@ class Engine:
 
     def _report(self, schedule: Schedule, tokens: TokenStep, seconds: float, forward: float) -> None:
         self._pace.told(schedule.num_decodes, schedule.num_prefill_tokens, seconds)
+        if self.pool.swapping is not None and tokens.is_done:
+            self.pool.swapping.told_step(schedule.num_prefill_tokens, schedule.num_decodes, seconds)
         if self.tells.hooks:
             blocks, computed = self.pool.blocks, schedule if tokens.is_done else Schedule()
             self.tells.emit(

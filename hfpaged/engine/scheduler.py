@@ -229,7 +229,8 @@ class Scheduler:
         group.request.look_at_memory(self._pool)
         self.waiting.admit(group)
         insort(self.running, group, key=self.waiting.rank)
-        found = self._admitter.begin(group.sequences[0], match)
+        match = self._admitter.begin(group.sequences[0], match)
+        found = match.length(self._manager.block_size)
         schedule.admitted.append(Admission(group, match, found, self._end_wait(group)))
         if len(group.sequences) == 1:
             self._admitter.promise(group)

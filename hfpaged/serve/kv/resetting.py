@@ -11,7 +11,7 @@ def forget_prefixes(pool: KVPool) -> int:
     with pool.changing():
         in_use, cached = pool.blocks.num_used, pool.blocks.num_cached
         if not in_use:
-            return pool.blocks.drop_cached()
+            return pool.forget_cached()
     raise ApiError(
         409, f"{in_use} blocks of the pool are in use, by requests or pinned prefixes, and others could go on finding "
         f"what they hold; nothing was forgotten ({cached} blocks keep prefixes that nobody uses); try again when no "

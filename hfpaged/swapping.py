@@ -1,0 +1,215 @@
+"""The tiers below a pool: what it evicts goes there, and comes back when that is cheaper than computing it."""
+
+from __future__ import annotations
+
+import logging
+import time
+import weakref
+from array import array
+from collections.abc import Callable
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from hfpaged.block_rows import BlockRows
+from hfpaged.config import format_bytes
+from hfpaged.device_timer import DeviceTimer
+from hfpaged.errors import InvalidConfigError
+from hfpaged.host_tier import PENDING, Evicted, HostTier
+from hfpaged.prefix_block import PrefixBlock, Root
+from hfpaged.restore_costs import RestoreCosts
+from hfpaged.restoring import STAGED, Restoring
+from hfpaged.swap_counts import SwapCounts
+from hfpaged.tier import Tier
+
+if TYPE_CHECKING:
+    from hfpaged.kv_pool import KVPool
+
+logger = logging.getLogger("hfpaged")
+
+# Steps of an engine that tell what prompt tokens take: those with so many of them for each sequence that decodes.
+MOSTLY_PROMPTS = 8
+
+
+class Swapping:
+    """What a pool evicts is noted, and copied in one go before the change of the pool that evicted it ends: until then
+    nobody writes where it lies. All is called under the lock of the pool.
+    """
+
+    def __init__(self, pool: KVPool, size: int) -> None:
+        self._pool: KVPool = weakref.proxy(pool)  # which holds this
+        index = weakref.proxy(pool.prefixes.index)
+        self.counts, self.costs = SwapCounts(), RestoreCosts()
+        self.timer = DeviceTimer(self.costs.told_prompt)
+        self.host: HostTier | None = None
+        if size:
+            self.host = HostTier(size, self._lost, lambda entry: index.lost_below(entry))
+        self.lower: Tier | None = None
+        self._rows: BlockRows | None = None
+        self._staged: Tensor | None = None
+        self._evicted: list[Evicted] = []
+        self._marked: list[Evicted] = []
+        self._is_forgetting = False
+        self.has_failed = False  # and it was said
+
+    def add(self, lower: Tier) -> None:
+        """Let what has no room here go there. Raises InvalidConfigError where there is one already."""
+        if self.lower is not None:
+            raise InvalidConfigError(f"this pool has {self.lower} below it already; a pool has at most one tier there")
+        self.lower = lower
+
+    def stored(self, entry: PrefixBlock, group: int) -> None:
+        """See BlockWatcher."""
+
+    def removed(self, entry: PrefixBlock, group: int, block: int) -> None:
+        """See BlockWatcher: its contents are copied before the change of the pool ends."""
+        if self._is_forgetting:
+            return
+        evicted = Evicted(entry, group, block)
+        if self.host is not None:
+            place = self.host.place(entry, group)
+            if place != PENDING:
+                self.host.renew(place)
+                self.counts.blocks_kept += 1
+                return
+            self._marked.append(evicted)  # so that the index does not forget it meanwhile
+            entry.below = (entry.below or {}) | {group: PENDING}
+        self._evicted.append(evicted)
+
+    def flush(self) -> None:
+        """Copy what was evicted, now: what lies there is about to be written over."""
+        if not self._evicted and not self._marked:
+            return
+        evicted, self._evicted = self._evicted, []  # whatever happens, it is never copied later than now
+        try:
+            self._keep(evicted)
+        except Exception:
+            if not self.has_failed:
+                logger.exception("evicted blocks could not be kept, and are computed again when needed (said once)")
+            self.has_failed = True
+        finally:
+            self._unmark()
+
+    def rows(self) -> BlockRows:
+        """How the contents of the pool's blocks lie in rows. Where it has got other layers since the last time, what
+        is kept in host memory is let go.
+        """
+        pool = self._pool
+        if self._rows is None or not self._rows.fits(pool.groups, pool.layer_stores):
+            rows = BlockRows(pool.groups, pool.layer_stores, self._put_back)
+            if self.host is not None:
+                self.host.open(rows)
+            self._rows, self._staged = rows, None
+        return self._rows
+
+    def staged(self) -> Tensor:
+        """[STAGED, bytes]: rows on their way from or to a tier that is not in host memory."""
+        if self._staged is None:
+            self._staged = self.rows().make(STAGED)
+        return self._staged
+
+    def reserve(self) -> None:
+        """Take the host memory now. Raises InvalidConfigError where it is not to be had."""
+        try:
+            self.rows()
+        except (RuntimeError, MemoryError) as error:
+            size = format_bytes(self.host.size if self.host else 0)
+            raise InvalidConfigError(
+                f"swap_space={size} of host memory are not to be had ({error}); give less, or free memory"
+            ) from error
+
+    def check_size(self, block_bytes: int) -> None:
+        """Raises InvalidConfigError where `swap_space` is less than a block."""
+        if self.host is not None and self.host.size < block_bytes:
+            raise InvalidConfigError(
+                f"swap_space={self.host.size} bytes hold no block: one takes {block_bytes}; give more, or 0 for none"
+            )
+
+    def restoring(self, root: Root, items: array[int], limit: int) -> Restoring:
+        """To bring more of a prompt back than is in the pool."""
+        self.flush()  # what made room for others may be wanted
+        return Restoring(self._pool, self, root, items, limit)
+
+    def told_step(self, prompt_tokens: int, decodes: int, seconds: float) -> None:
+        """An engine's step took so long."""
+        if prompt_tokens and prompt_tokens >= MOSTLY_PROMPTS * decodes:
+            self.costs.told_prompt(prompt_tokens, seconds * prompt_tokens / (prompt_tokens + decodes))
+
+    def forgetting(self, drop: Callable[[], int]) -> int:
+        """Blocks that are dropped now are wanted by nobody, here as little as in the pool; how many were dropped."""
+        self.flush()
+        self._is_forgetting = True
+        try:
+            count = drop() + (self.host.clear() if self.host else 0)
+        finally:
+            self._is_forgetting = False
+        if self.lower is not None:
+            self.lower.clear()
+        return count
+
+    def check_integrity(self) -> None:
+        """Raises IntegrityError."""
+        self.flush()
+        for tier in (self.host, self.lower):
+            if tier is not None:
+                tier.check_integrity()
+
+    def _keep(self, evicted: list[Evicted]) -> None:
+        rows, began = self.rows(), time.perf_counter()
+        for group, few in groupby(sorted(evicted, key=lambda each: each.group), key=lambda each: each.group):
+            blocks = list(few)
+            kept = self._store(rows, group, blocks)
+            self.counts.blocks_out += kept
+            self.counts.blocks_dropped += len(blocks) - kept
+            self.counts.bytes_out += kept * rows.bytes_of(group)
+        self.counts.seconds_out += time.perf_counter() - began
+
+    def _store(self, rows: BlockRows, group: int, blocks: list[Evicted]) -> int:
+        """Those of one layer group; how many are kept."""
+        if not rows.nbytes:  # a pool that has seen no key
+            return 0
+        if self.host is not None:
+            return self.host.store(blocks)
+        return self._store_lower(rows, group, blocks)
+
+    def _store_lower(self, rows: BlockRows, group: int, blocks: list[Evicted]) -> int:
+        if self.lower is None:
+            return 0
+        staged = self.staged()
+        for start in range(0, len(blocks), STAGED):
+            few = blocks[start : start + STAGED]
+            rows.take(group, [each.block for each in few], staged, range(len(few)))
+            rows.settle()
+            for each, row in zip(few, staged, strict=False):
+                self.lower.put(each.entry, group, row)
+        return len(blocks)
+
+    def _lost(self, entry: PrefixBlock, group: int, row: Tensor) -> None:
+        """Host memory needs the place of a block."""
+        self.counts.blocks_dropped += 1
+        if self.lower is not None and self._rows is not None:
+            self._rows.settle()
+            self.lower.put(entry, group, row)
+
+    def _unmark(self) -> None:
+        while self._marked:
+            entry, group, _ = self._marked[-1]
+            if entry.below is not None and entry.below.get(group) == PENDING:
+                entry.below = {each: place for each, place in entry.below.items() if each != group} or None
+                self._pool.prefixes.index.lost_below(entry)
+            self._marked.pop()
+
+    def _put_back(self, nbytes: int, seconds: float) -> None:
+        self.counts.bytes_in += nbytes
+        self.counts.seconds_in += seconds
+        self.costs.told_copy("host", nbytes, seconds)
+
+
+def tiers_below(pool: KVPool, size: int) -> Swapping:
+    """`size` bytes of host memory below a pool, which gets what the pool evicts from now on."""
+    pool.prefixes.lower = swapping = Swapping(pool, size)
+    pool.prefixes.index.watchers.append(swapping)
+    pool.change.finish = swapping.flush
+    pool.counts.swaps = swapping.counts
+    return swapping
