@@ -52,7 +52,7 @@ class PagedCache(RowCache):
         kv_dtype: "auto" stores what the model computes; "bfloat16", "float16", "float32" convert; "int8", "fp8_e4m3",
             "fp8_e5m2", "k8v4" (keys int8, values int4) and "int4" quantize (`hfpaged quality` tells what that costs).
             "int8/auto" is for keys and values apart, {"default": "int8", "layers": {0: "auto"}} by layer.
-        kv_scales: for fp8, one scale per head that `hfpaged quality --calibrate` found: a file, or `KVScales.load(file)`.
+        kv_scales: for fp8, scales by head that `hfpaged quality --calibrate` found: a file, or `KVScales.load(file)`.
         salt: prefixes are shared only among caches with the same salt, one for each tenant say.
         publish: let later prompts find what this cache computes; without, it only reads what others published.
         prefix_sharing: look prompts up and publish at all.

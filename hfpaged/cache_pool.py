@@ -67,6 +67,11 @@ def pool_for(
     """
     ranks = ranks_of(model)
     if pool is None:
+        if spec.swap_space and ranks_of(model) is not None:
+            raise InvalidConfigError(
+                f"swap_space={spec.swap_space!r}, and several processes compute this model: each would decide by its "
+                "own measurements what comes back, and they must all compute the same tokens; leave it out"
+            )
         kv_format, scales = _format(model, groups, spec)
         if dim := _head_dim(config):  # what the config does not tell is found out by the first key
             for each in kv_format.all:

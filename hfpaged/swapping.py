@@ -53,6 +53,11 @@ class Swapping:
         self._is_forgetting = False
         self.has_failed = False  # and it was said
 
+    @property
+    def size(self) -> int:
+        """Bytes of host memory that blocks may take."""
+        return self.host.size if self.host else 0
+
     def add(self, lower: Tier) -> None:
         """Let what has no room here go there. Raises InvalidConfigError where there is one already."""
         if self.lower is not None:
@@ -114,9 +119,8 @@ class Swapping:
         try:
             self.rows()
         except (RuntimeError, MemoryError) as error:
-            size = format_bytes(self.host.size if self.host else 0)
             raise InvalidConfigError(
-                f"swap_space={size} of host memory are not to be had ({error}); give less, or free memory"
+                f"swap_space={format_bytes(self.size)} of host memory are not to be had ({error}); give less"
             ) from error
 
     def check_size(self, block_bytes: int) -> None:

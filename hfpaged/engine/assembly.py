@@ -28,6 +28,7 @@ from hfpaged.engine.sequence_maker import SequenceMaker
 from hfpaged.engine.shadow_support import check_shadow
 from hfpaged.engine.sizing import PoolSizing, default_share, size_pool
 from hfpaged.engine.spec import EngineSpec
+from hfpaged.engine.swap_support import check_swapping
 from hfpaged.engine.trial import refusing, try_out
 from hfpaged.errors import InvalidConfigError, RequestTooLongError
 from hfpaged.kv_pool import KVPool
@@ -104,6 +105,7 @@ class Assembly:
             "graphs": "off" if self.runner.graphs is None else self.runner.graphs.describe(),
             "adapters": self.router.describe(),
             "prefix_sharing": self.engine.shares_prefixes,
+            "swap_bytes": pool.swapping.size if pool.swapping else 0,
             "prompts": "whole" if self.runner.whole_prompts else "in chunks",
             "shadow": self.spec.shadow,
             "requests_of_max_length": self._most_of_max_length(),
@@ -149,8 +151,9 @@ def _assemble(
     sizing = shared_sizing(ranks, sizing, inner.device.type)
     memory = spec.memory if sizing is None else sizing.pool
     assert not isinstance(memory, float)
-    runner = ModelRunner(model, PackedCache(model, pool, _pool_spec(spec, memory, spec.num_blocks)))
+    runner = ModelRunner(model, PackedCache(model, pool, _pool_spec(spec, memory, spec.num_blocks, spec.swap_space)))
     check_runner(ranks, runner)
+    check_swapping(spec.swap_space, runner)
     try_out(runner, _spare_runner(model, spec))
     runner.expect_length(_longest(model, spec))
     check_shadow(spec.shadow, runner)
@@ -192,8 +195,10 @@ def _prepack(model: nn.Module, wanted: bool | None) -> bool:
     return False
 
 
-def _pool_spec(spec: EngineSpec, memory: int | str | None, num_blocks: int | None) -> PoolSpec:
-    return PoolSpec(spec.block_size, memory, num_blocks, spec.kv_dtype, spec.kv_scales, spec.debug)
+def _pool_spec(
+    spec: EngineSpec, memory: int | str | None, num_blocks: int | None, swap_space: int | str = 0
+) -> PoolSpec:  # fmt: skip
+    return PoolSpec(spec.block_size, memory, num_blocks, spec.kv_dtype, spec.kv_scales, spec.debug, swap_space)
 
 
 def _spare_runner(model: nn.Module, spec: EngineSpec) -> ModelRunner:

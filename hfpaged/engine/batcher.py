@@ -58,7 +58,7 @@ class ContinuousBatcher(BatcherFacts):
         prepack: reorder weights of linear layers for the CPU; default: where it can be done and gains.
         cuda_graphs: decode steps as CUDA graphs. None: where it can be done, each kind of step from its first one on;
             True: all are recorded now, or it is an error. Off by default: it has not been tried on a card yet.
-        debug: poison freed blocks and trace each block, see KVPool; default: as HFPAGED_DEBUG says.
+        debug, swap_space: see KVPool; evicted prefixes and preempted requests go to "4GiB" of host memory, say.
         shadow: the share of requests that are computed once more with the native cache in spare time, see metrics.
         hooks: functions that are told of each event (hfpaged.engine.events).
 
@@ -94,6 +94,7 @@ class ContinuousBatcher(BatcherFacts):
         cuda_graphs: bool | None = False,
         max_num_queued_requests: int | None = None,
         debug: bool | None = None,
+        swap_space: int | str = 0,
         shadow: float = 0.0,
         hooks: tuple[Hook, ...] = (),
     ) -> None:
@@ -101,7 +102,7 @@ class ContinuousBatcher(BatcherFacts):
         spec = EngineSpec(
             memory, num_blocks, block_size, kv_dtype, kv_scales, max_num_seqs, max_num_batched_tokens, max_model_len,
             policy, preemption, watermark, max_step_stretch, prefix_sharing, prepack, cuda_graphs,
-            max_num_queued_requests, shadow, debug)  # fmt: skip
+            max_num_queued_requests, shadow, debug, swap_space)  # fmt: skip
         ranks = ranks_of(model)
         self._parts = assemble(model, tokenizer, pool, spec, ranks)
         self._group = group_of(ranks, self._parts.runner)

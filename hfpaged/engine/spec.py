@@ -34,6 +34,7 @@ class EngineSpec:
     max_num_queued_requests: int | None
     shadow: float
     debug: bool | None = None
+    swap_space: int | str = 0
 
     def __post_init__(self) -> None:
         if self.max_num_seqs < 1 or self.max_num_batched_tokens < self.max_num_seqs:
@@ -47,6 +48,11 @@ class EngineSpec:
             raise InvalidConfigError(f"preemption={self.preemption!r} is unknown; use one of {', '.join(POLICIES)}")
         if isinstance(self.memory, float):
             check_share(self.memory)
+        if self.swap_space and not self.prefix_sharing:
+            raise InvalidConfigError(
+                f"swap_space={self.swap_space!r} keeps prefixes that were evicted, those of preempted requests among "
+                "them, and with prefix_sharing=False none is known; leave one of the two out"
+            )
         if not 0 <= self.watermark < 1:
             raise InvalidConfigError(f"watermark={self.watermark} is a share of the pool; use 0 to less than 1")
         if not 0 <= self.shadow <= 1:

@@ -104,4 +104,5 @@ def sizes_of(args: argparse.Namespace) -> dict[str, object]:
         "max_num_queued_requests": args.max_num_queued_requests,
         "policy": args.scheduling_policy,
         "shadow": args.shadow,
+        "swap_space": args.swap_space,
     }

@@ -86,6 +86,11 @@ def size(text: str) -> int:
         raise argparse.ArgumentTypeError(f"{text!r} is no size; write bytes, or 2GiB or 512MB") from None
 
 
+def size_or_none(text: str) -> int:
+    """The same, or 0."""
+    return 0 if text.strip() == "0" else size(text)
+
+
 def block_size(text: str) -> int:
     """A power of two."""
     try:

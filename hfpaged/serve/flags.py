@@ -101,6 +101,11 @@ def _memory(group: argparse._ArgumentGroup) -> None:
          "find known prefixes again, and let others find what is computed",
          "on: it costs next to nothing where nothing is shared",
          action=argparse.BooleanOptionalAction, default=True)  # fmt: skip
+    _add(group, "--swap-space",
+         "host memory, such as 4GiB, to which evicted prefixes and preempted requests go, and from which they come "
+         "back when that is faster than computing them, as measured",
+         "0, none: where the pool holds what comes again, it is only memory and copies",
+         type=types.size_or_none, default=0, metavar="BYTES")  # fmt: skip
     group.add_argument("--no-prefix-caching", dest="enable_prefix_caching", action="store_false",
                        help="the same as --no-enable-prefix-caching")  # fmt: skip
     _add(group, "--window",
