@@ -21,12 +21,14 @@ if TYPE_CHECKING:
 @dataclass(eq=False)
 class PoolCounts:
     """What a pool has counted since it was made. `model_name` is that of the first model that used it, "" while none
-    has; `dense_calls` are attention calls over a gathered, dense view of it, by reason.
+    has; `dense_calls` are attention calls over a gathered, dense view of it, by reason; `block_events` what others were
+    told of its blocks, by event.
     """
 
     prefixes: PrefixCounts = field(default_factory=PrefixCounts)
     swaps: SwapCounts = field(default_factory=SwapCounts)
     dense_calls: dict[str, int] = field(default_factory=dict)
+    block_events: dict[str, int] = field(default_factory=dict)
     model_name: str = ""
 
     def add(self, other: PoolCounts) -> None:
@@ -39,6 +41,8 @@ class PoolCounts:
         self.swaps.add(other.swaps)
         for reason, count in list(other.dense_calls.items()):
             self.dense_calls[reason] = self.dense_calls.get(reason, 0) + count
+        for event, count in list(other.block_events.items()):
+            self.block_events[event] = self.block_events.get(event, 0) + count
 
     def owner_is_gone(self, time: float) -> None:
         """All is counted already."""

@@ -123,6 +123,11 @@ class PrefixIndex:
         """The ids of all published blocks."""
         return set(self._holder)
 
+    def entries(self) -> list[PrefixBlock]:
+        """Those that have a block, in no order, as others may change them meanwhile."""
+        holders = list(self._holder.values())  # in one go: no thread comes between
+        return list({id(entry): entry for entry, _ in holders}.values())
+
     def child(self, parent: PrefixBlock | Root, items: array[int], counted: bool = True) -> PrefixBlock | None:
         """The known block with just these items behind `parent`, compared number by number."""
         digest = block_hash(parent.digest, items, self._hash)

@@ -22,6 +22,7 @@ HEALTHY = {
     "hfpaged_kv_unfilled_ratio": 0.015,
     "hfpaged_kv_pool_info": {("auto", "16", "1024", "1"): 1},
     "hfpaged_kv_evicted_blocks_total": 50,
+    "hfpaged_kv_events_total": {},
     "hfpaged_prefix_queried_tokens_total": 500_000,
     "hfpaged_prefix_hit_tokens_total": 300_000,
     "hfpaged_prefix_hash_collisions_total": 0,

@@ -15,7 +15,7 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from transformers import StoppingCriteria, StoppingCriteriaList
 
 import hfpaged
-from hfpaged import ContinuousBatcher, PagedCache, generation_events
+from hfpaged import ContinuousBatcher, PagedCache, generation_events, kv_events
 from hfpaged.engine import buckets, registry
 from hfpaged.telemetry import _otel_metrics, _prometheus, observables
 from hfpaged.telemetry.catalog import METRICS
@@ -156,7 +156,8 @@ def test_calls_of_generate_are_told_and_failed_ones_with_their_error(reading, mo
 
 def test_gauges_and_counters_of_the_catalog_are_observed_as_a_scrape_has_them(reading, model):
     batcher = batcher_of(model)
-    batcher.generate(prompts(3), **GREEDY)
+    with kv_events.publish(batcher, "tcp://127.0.0.1:*"):
+        batcher.generate(prompts(3), **GREEDY)
     batcher.add_request(prompts(1, 15)[0], **GREEDY)
     batcher.step()
     model.generate(**tiny_models.prompts([5]), past_key_values=PagedCache(model, num_blocks=9), **GREEDY)

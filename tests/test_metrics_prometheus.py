@@ -18,7 +18,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from transformers import StoppingCriteria, StoppingCriteriaList
 
 import hfpaged
-from hfpaged import ContinuousBatcher, InvalidConfigError, PagedCache, RequestTooLongError
+from hfpaged import ContinuousBatcher, InvalidConfigError, PagedCache, RequestTooLongError, kv_events
 from hfpaged.telemetry import _prometheus, device_readings
 from hfpaged.telemetry.catalog import BY_NAME, METRICS
 
@@ -61,7 +61,8 @@ def random_prompts(count, length=18, seed=0):
 def run_everything(model):
     """All that a metric could be about happens; what must stay alive meanwhile."""
     batcher = batcher_of(model, **SCARCE)
-    batcher.generate(random_prompts(6, 10), max_new_tokens=24, do_sample=False)
+    with kv_events.publish(batcher, "tcp://127.0.0.1:*"):
+        batcher.generate(random_prompts(6, 10), max_new_tokens=24, do_sample=False)
     assert batcher.tally.sums.numbers["hfpaged_preemptions_total",]
     with pytest.raises(RequestTooLongError):
         batcher.add_request([3] * 200, max_new_tokens=100)

@@ -8,7 +8,7 @@ import os
 from hfpaged import replicas
 from hfpaged.errors import InvalidConfigError
 from hfpaged.replicas import flags as replica_flags
-from hfpaged.serve import flag_types
+from hfpaged.serve import flag_types, kv_event_flags
 from hfpaged.serve.flags import add_flags
 from hfpaged.serve.options import ServeOptions
 
@@ -24,6 +24,8 @@ examples:
   hfpaged serve org/model --replicas 2                 two replicas on this machine, a GPU each (needs Ray)
   hfpaged serve org/model --address auto --max-replicas 8
                                                        on a Ray cluster, as many as the load asks for
+  hfpaged serve ./my-model --kv-events-endpoint 'tcp://127.0.0.1:5557' --kv-events-topic kv@pod@model
+                                                       a router outside follows which prefixes are here
   curl http://127.0.0.1:8000/v1/models
 
 Flags may be written with _ instead of -. SIGTERM or Ctrl-C lets running requests end; a second one does not.
@@ -78,6 +80,7 @@ def options_of(args: argparse.Namespace) -> ServeOptions:
         metrics_compat=args.metrics_compat,
         record_prompts=args.record_prompts,
         record=args.record,
+        kv_events=kv_event_flags.config_of(args),
     )
 
 

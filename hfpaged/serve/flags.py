@@ -9,6 +9,7 @@ from typing import Any
 
 from hfpaged.replicas import flags as replica_flags
 from hfpaged.serve import flag_types as types
+from hfpaged.serve import kv_event_flags
 from hfpaged.serve.options import ServeOptions
 
 _OPTIONS = ServeOptions()  # its defaults
@@ -26,6 +27,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         ("steps and queue", _scheduling),
         ("limits of a request, and the end", _limits),
         ("metrics, traces, logs", _telemetry),
+        ("block events for routers", kv_event_flags.add_flags),
     ):
         declare(parser.add_argument_group(title))
     replica_flags.add_flags(parser)

@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 from hfpaged import demo_model
 from hfpaged.engine.batcher import ContinuousBatcher
 from hfpaged.errors import InvalidConfigError
+from hfpaged.kv_events.publishing import check_events
 from hfpaged.serve import start_report
 from hfpaged.serve.adapters import load_adapters
 from hfpaged.serve.app import build_app
@@ -53,6 +54,8 @@ def run(
         os.environ[CAPTURE_CONTENT] = "true"
     if options.record is not None:
         check_record(options.record)
+    if options.kv_events is not None:
+        check_events(options.kv_events)
     console = Console(highlight=False)
     with logging_to_stderr(log_level, as_json=log_json), providers.observed(), listening_on(host, port) as listening:
         with progress("loading the model", console, log_json):
@@ -77,6 +80,11 @@ def _serve(
     else:
         start_report.show(told, console)
     warn_if_open(options, host, url)
+    if options.kv_events is not None and options.api_keys and not options.kv_events.salted:
+        logger.warning(
+            "prompts of API keys are no KV events, and without a key nobody is let in: routers are told of nothing; "
+            "--kv-events-salted tells them, token ids in clear"
+        )
     app = build_app(batcher, options)
     config = Config(app, app.state.service, log_config=None)
     server = Server(config, app.state.service, partial(tell_ready, url, console, log_json))

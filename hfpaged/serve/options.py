@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from hfpaged.errors import InvalidConfigError
+from hfpaged.kv_events.config import KVEventsConfig
 
 # A body is parsed in one go, in which nothing else happens on the event loop. Of 512 KiB that takes 26 ms for token ids
 # and 2 ms for text, and less than 50 ms for what else a client may think of. A longer context needs more, 8 bytes for
@@ -30,6 +31,7 @@ class ServeOptions:
     metrics_compat       "vllm": metrics under vLLM's names besides
     record_prompts       texts of prompts and answers may go into logs and spans
     record               a file that gets a trace of the requests, without any text
+    kv_events            where routers outside are told which prefixes are here; None: nowhere
     """
 
     api_keys: Mapping[str, str] = field(default_factory=dict)
@@ -44,6 +46,7 @@ class ServeOptions:
     metrics_compat: str | None = None
     record_prompts: bool = False
     record: str | None = None
+    kv_events: KVEventsConfig | None = None
 
     def __post_init__(self) -> None:
         if any(not key for key in self.api_keys.values()):

@@ -16,6 +16,7 @@ from hfpaged.engine.batcher import ContinuousBatcher
 from hfpaged.engine.call import Call, Submission
 from hfpaged.engine.running import RunningEngine
 from hfpaged.errors import QueueFullError
+from hfpaged.kv_events.publishing import publishing
 from hfpaged.serve.callers import Caller, KeyRing
 from hfpaged.serve.deadline import Deadline, stopping
 from hfpaged.serve.grammar_processor import warm_up_grammars
@@ -132,7 +133,7 @@ class Service:
         """The engine's thread, between start and end of the application."""
         self.is_draining, self.is_warm = False, False
         self._stopped = asyncio.Event()
-        async with self._recorded(), self.batcher.running(step_timeout=STEP_SECONDS) as self.engine:
+        async with self._followed(), self.batcher.running(step_timeout=STEP_SECONDS) as self.engine:
             warming = asyncio.ensure_future(self._warm_up())
             try:
                 with watching(self.registry, self.options.metrics_compat):
@@ -143,8 +144,8 @@ class Service:
                 self.engine = None
 
     @asynccontextmanager
-    async def _recorded(self) -> AsyncIterator[None]:
-        with recording(self.options.record, self.batcher):
+    async def _followed(self) -> AsyncIterator[None]:
+        with recording(self.options.record, self.batcher), publishing(self.options.kv_events, self.batcher):
             yield
 
     async def drain(self, is_over: Callable[[], bool] = bool) -> None:

@@ -35,6 +35,7 @@ def figures(batcher: ContinuousBatcher, options: ServeOptions, url: str) -> dict
         "max_num_seqs": told["max_num_seqs"],
         "shadow": told["shadow"],
         "tenants": len(options.api_keys),
+        "kv_events": None if options.kv_events is None else options.kv_events.endpoint,
         "url": url,
     }
 
@@ -68,6 +69,7 @@ def _rows(told: dict[str, Any]) -> list[tuple[str, str]]:
         ("sequences in a step", f"at most {told['max_num_seqs']:,}"),
         *([("shadow decoding", f"{100 * told['shadow']:g} % of the requests")] if told["shadow"] else []),
         ("API keys", f"{told['tenants']}" if told["tenants"] else "none: everybody is let in"),
+        *([("block events", told["kv_events"])] if told["kv_events"] else []),
         ("address", told["url"]),
     ]
 

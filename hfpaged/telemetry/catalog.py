@@ -60,6 +60,12 @@ METRICS = (
         ("kv_format", "block_size", "num_blocks", "layer_groups"),
     ),
     Metric("hfpaged_kv_evicted_blocks_total", "counter", "Cached blocks of known prefixes that had to make room."),
+    Metric(
+        "hfpaged_kv_events_total",
+        "counter",
+        "Block events for routers by event: stored, removed, cleared were published, dropped ones told anew.",
+        ("event",),
+    ),
     Metric("hfpaged_prefix_queried_tokens_total", "counter", "Prompt tokens that were looked up, once per request."),
     Metric(
         "hfpaged_prefix_hit_tokens_total", "counter", "Prompt tokens that were found and not computed: what was saved."

@@ -37,6 +37,8 @@ def read_pool_counts(readings: Readings, counts: Mapping[str, PoolCounts]) -> No
         readings.count(name, "hfpaged_prefix_hash_collisions_total", prefixes.collisions)
         for reason, calls in list(counted.dense_calls.items()):
             readings.count(name, "hfpaged_dense_fallbacks_total", calls, label(reason))
+        for event, times in list(counted.block_events.items()):
+            readings.count(name, "hfpaged_kv_events_total", times, event)
 
 
 def _read_pool(readings: Readings, pool: KVPool, name: str) -> None:

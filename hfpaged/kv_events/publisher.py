@@ -1,0 +1,121 @@
+"""The thread that publishes: it takes what has changed, some milliseconds' worth at a time, and sends it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable
+
+import zmq
+
+from hfpaged.kv_events.config import KVEventsConfig
+from hfpaged.kv_events.feed import BlockFeed, Change
+from hfpaged.kv_events.replay_buffer import Batch, ReplayBuffer
+from hfpaged.kv_events.replay_server import ReplayServer
+from hfpaged.kv_events.sockets import Sockets
+from hfpaged.kv_events.wire import Wire, is_plain
+
+logger = logging.getLogger("hfpaged")
+
+PAUSE = 0.005  # seconds in which the changes of a step come together
+PAUSE_OF_FAILURE = 1.0
+MOST_CHANGES = 4096  # of one batch
+
+
+class Publisher:
+    """Publishes what a feed tells, from `start` to `close`.
+
+    endpoint, replay_endpoint    where its sockets are, with the ports that were free
+    counts                       how many blocks it has told to be "stored" and "removed", how often that all is
+                                 "cleared", and how many changes it had to drop ("dropped")
+    """
+
+    def __init__(
+        self, feed: BlockFeed, wire: Wire, config: KVEventsConfig, counts: dict[str, int],
+        clock: Callable[[], float] = time.time,
+    ) -> None:  # fmt: skip
+        self.counts = counts
+        self._feed, self._wire, self._config, self._clock = feed, wire, config, clock
+        self._sockets = Sockets(config)
+        self.endpoint, self.replay_endpoint = self._sockets.endpoint, self._sockets.replay_endpoint
+        self._topic, self._number = config.topic.encode(), 0
+        self._buffer = ReplayBuffer(config.buffer_steps)
+        self._replays: ReplayServer | None = None
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="hfpaged-kv-events", daemon=True)
+
+    def start(self) -> None:
+        """All that is there is published first."""
+        self._feed.start()
+        self._thread.start()
+        if self._sockets.replays is not None:
+            self._replays = ReplayServer(self._sockets.replays, self._buffer, self._everything)
+
+    def close(self) -> None:
+        """What has changed before is published, and the ports are free afterwards."""
+        self._feed.stop()
+        self._is_over.set()
+        self._feed.has_news.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+        if self._replays is not None:
+            self._replays.close()
+        self._sockets.close()
+
+    def _run(self) -> None:
+        while not self._is_over.is_set():
+            self._feed.has_news.wait()
+            self._is_over.wait(PAUSE)
+            self._feed.has_news.clear()
+            if not self._publish_news():
+                self._is_over.wait(PAUSE_OF_FAILURE)
+        self._publish_news()
+
+    def _publish_news(self) -> bool:
+        try:
+            self._publish_changes()
+        except Exception:
+            logger.exception("some KV events were not published; all will be told anew")
+            self._feed.fall_behind()
+            return False
+        return True
+
+    def _publish_changes(self) -> None:
+        self._count("dropped", self._feed.take_dropped())
+        if self._feed.take_behind():
+            self._send([self._wire.cleared()])
+            self._count("cleared", 1)
+            there = self._there()
+            for start in range(0, len(there), MOST_CHANGES):
+                self._tell(there[start : start + MOST_CHANGES])
+        while changes := self._feed.take(MOST_CHANGES):
+            self._tell(changes)
+
+    def _tell(self, changes: Iterable[Change]) -> None:
+        told = [change for change in changes if self._is_told(change)]
+        if told:
+            self._send(self._wire.events(told))
+            stored = sum(change.is_there for change in told)
+            self._count("stored", stored)
+            self._count("removed", len(told) - stored)
+
+    def _count(self, event: str, more: int) -> None:
+        self.counts[event] = self.counts.get(event, 0) + more
+
+    def _send(self, events: list[object]) -> None:
+        batch = Batch(self._number, self._wire.batch(self._clock(), events))
+        self._number += 1
+        self._buffer.add(batch)  # first: who sees a gap by the next one finds this one
+        self._sockets.events.send_multipart((self._topic, batch.number.to_bytes(8, "big"), batch.payload), zmq.NOBLOCK)
+
+    def _everything(self) -> bytes:
+        return self._wire.batch(self._clock(), [self._wire.cleared(), *self._wire.events(self._there())])
+
+    def _there(self) -> list[Change]:
+        there = (Change(entry, True) for entry in self._feed.snapshot())
+        return list(filter(self._is_told, there))
+
+    def _is_told(self, change: Change) -> bool:
+        entry = change.entry
+        return is_plain(entry) and (self._config.salted or entry.root.value("salt") is None)
