@@ -49,6 +49,11 @@ def test_flags_that_would_do_nothing_are_refused(words, said):
         options(*words)
 
 
+def test_behind_replicas_no_router_outside_chooses(capsys):
+    assert cli.main(["serve", "no-model", "--replicas", "2", "--kv-events-endpoint", "tcp://*:1"]) == 2
+    assert "start each engine by itself" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("words", ["--kv-events-endpoint=5557", "--kv-events-config={}x", '--kv-events-config={"a":1}'])
 def test_what_is_no_endpoint_or_no_config_is_told_in_a_line(words, capsys):
     with pytest.raises(SystemExit) as end:
@@ -59,7 +64,7 @@ def test_what_is_no_endpoint_or_no_config_is_told_in_a_line(words, capsys):
 
 
 def test_a_taken_port_is_told_before_the_model_is_loaded(monkeypatch):
-    monkeypatch.setattr("hfpaged.serve.launch._load", None)
+    monkeypatch.setattr("hfpaged.serve.launch.load_model", None)
     taken = KVEventsConfig(endpoint="tcp://127.0.0.1:0", replay_endpoint="ipc:///no/such/folder/x")
     with pytest.raises(InvalidConfigError, match="cannot publish KV events at ipc:///no/such/folder/x: No such file"):
         run("no model", options=ServeOptions(kv_events=taken), port=0)

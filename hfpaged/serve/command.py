@@ -49,6 +49,7 @@ def run(args: argparse.Namespace) -> int:
     options = options_of(args)
     sizes = sizes_of(args)
     if replica_flags.are_wanted(args):
+        kv_event_flags.check_single(options.kv_events)
         return replicas.run(args, options, sizes)
     if args.otlp_endpoint is not None:
         os.environ["OTEL_EXPORTER_OTLP_ENDPOINT"] = args.otlp_endpoint

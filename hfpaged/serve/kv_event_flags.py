@@ -64,6 +64,15 @@ def config_of(args: argparse.Namespace) -> KVEventsConfig | None:
     return replace(base or KVEventsConfig(), **given) if base is not None or given else None
 
 
+def check_single(events: KVEventsConfig | None) -> None:
+    """That a server with replicas publishes none. Raises InvalidConfigError."""
+    if events is not None:
+        raise InvalidConfigError(
+            "KV events are for a router outside that chooses between engines, and in front of replicas Ray Serve's "
+            "chooses; start each engine by itself, with --kv-events-endpoint and without --replicas"
+        )
+
+
 def endpoint(text: str) -> str:
     """tcp://HOST:PORT or ipc://FILE."""
     try:
