@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import signal
 import threading
+import time
 from contextlib import suppress
 from types import FrameType, TracebackType
 from typing import Any
@@ -14,6 +15,7 @@ from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 
 from hfpaged.errors import HfpagedError
+from hfpaged.replicas.deployment import REPLICA
 
 logger = logging.getLogger("hfpaged")
 
@@ -57,13 +59,11 @@ class Ending:
         Raises LostApplicationError.
         """
         self._is_waiting = True
-        pause, looked = threading.Event(), 0.0
+        pause, seen, next_look = threading.Event(), "", time.monotonic()
         while not self._signals:
+            if time.monotonic() >= next_look:
+                seen, next_look = _look(app_name, seen), time.monotonic() + LOOK_SECONDS
             pause.wait(WAIT_SECONDS)
-            looked += WAIT_SECONDS
-            if looked >= LOOK_SECONDS:
-                looked = 0.0
-                _look(app_name)
         self._drain(replicas, shutdown_timeout + LAST_SECONDS)
 
     def _drain(self, replicas: Any, seconds: float) -> None:
@@ -88,13 +88,18 @@ def _tell_all(replicas: Any, method: str, seconds: float) -> None:
         replicas.broadcast(method).results(timeout_s=seconds, return_exceptions=True)
 
 
-def _look(app_name: str) -> None:
-    """Raises LostApplicationError."""
+def _look(app_name: str, seen: str) -> str:
+    """Which replicas there are, and said in the log where that is not what was seen before. Raises
+    LostApplicationError.
+    """
     try:
         told = serve.status().applications.get(app_name)
     except (RayError, RayServeException) as error:
         raise LostApplicationError(f"the Ray cluster is lost: {error}; start it and this again") from error
     if told is None:
-        raise LostApplicationError(
-            f"somebody has deleted the application {app_name!r} from the cluster; start it again"
-        )
+        raise LostApplicationError(f"somebody has deleted the application {app_name!r} from the cluster; start it again")
+    states = told.deployments[REPLICA].replica_states
+    now = ", ".join(f"{states[state]} {state.lower()}" for state in sorted(states)) or "none"
+    if now != seen:
+        logger.info("replicas: %s", now)
+    return now

@@ -1,0 +1,126 @@
+"""A Ray cluster of two machines on this one, and `hfpaged serve --replicas` on it: for tests. Nothing of it is left."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+from filelock import FileLock
+from served import wait_until
+
+PATIENCE = 120.0  # seconds: processes that load torch, beside others that do the same
+STORE = 80 << 20  # bytes, the least that Ray takes
+VARIABLES = {
+    "RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled", "OMP_NUM_THREADS": "1",
+    "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "0.5",
+    "RAY_SERVE_HANDLE_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "0.5",
+}  # fmt: skip
+
+
+@dataclass
+class Driver:
+    """The process of `hfpaged serve`, and what it says."""
+
+    process: subprocess.Popen[str]
+    lines: list[str] = field(default_factory=list)
+
+    def read(self) -> None:
+        """Until its end; of two threads."""
+        for line in self.process.stdout or ():
+            self.lines.append(line)
+
+    def has_said(self, pattern: str) -> re.Match[str] | None:
+        return re.search(pattern, "".join(self.lines))
+
+    def wait_for(self, pattern: str) -> re.Match[str]:
+        """What it says, sooner or later."""
+        wait_until(lambda: self.has_said(pattern) or self.process.poll() is not None, PATIENCE)
+        found = self.has_said(pattern)
+        assert found is not None, "".join(self.lines)
+        return found
+
+    def stop(self) -> int:
+        """By Ctrl-C; returns its exit code."""
+        self.process.send_signal(signal.SIGINT)
+        return self.process.wait(PATIENCE)
+
+
+@contextmanager
+def driver(*words: str, script: str = "replicas_driver.py") -> Iterator[Driver]:
+    """While inside it runs, in the end it is gone."""
+    command = [sys.executable, str(Path(__file__).with_name(script)), *words]
+    environment = {**os.environ, **VARIABLES, "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    found = Driver(process)
+    reading = threading.Thread(target=found.read, daemon=True)
+    reading.start()
+    try:
+        yield found
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait(PATIENCE)
+        reading.join(PATIENCE)
+
+
+@contextmanager
+def one_at_a_time() -> Iterator[None]:
+    """Of all processes that test with Ray on this machine: two of them take longer than one after the other."""
+    with FileLock(Path(tempfile.gettempdir()) / f"hfpaged-ray-{os.getuid()}.lock"):
+        yield
+
+
+@contextmanager
+def short_folder() -> Iterator[str]:
+    """For Ray's sockets, whose paths must not be long."""
+    folder = tempfile.mkdtemp(prefix="hfr", dir="/tmp")
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def two_nodes() -> Iterator[Any]:
+    """Ray's own Cluster: a head without CPUs, and two nodes with one each."""
+    from ray.cluster_utils import Cluster
+
+    os.environ.update(VARIABLES)
+    with short_folder() as folder:
+        head = {"num_cpus": 0, "include_dashboard": False, "object_store_memory": STORE, "temp_dir": folder}
+        cluster = Cluster(initialize_head=True, head_node_args=head)
+        try:
+            for _ in range(2):
+                cluster.add_node(num_cpus=1, object_store_memory=STORE)
+            yield cluster
+        finally:
+            cluster.shutdown()
+
+
+def free_port() -> int:
+    """That nobody listens on just now."""
+    import socket
+
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+def replicas(client: httpx.Client) -> list[dict[str, Any]]:
+    """As /v1/replicas tells of them."""
+    response = client.get("/v1/replicas")
+    assert response.status_code == 200, response.text
+    rows: list[dict[str, Any]] = response.json()["data"]
+    return rows
