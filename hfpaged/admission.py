@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from hfpaged.agreed_matches import on_all_ranks
 from hfpaged.block_manager import BlockManager
 from hfpaged.common_runs import common_length
 from hfpaged.content import Bools, Content, row_items
@@ -115,28 +116,15 @@ class Prompts:
         with self._pool.changing() as manager:
             prefixes = self._pool.prefixes
             limits = [max(length - keep, 0) for length in self.lengths]
-            self.matches = self._longest(limits)
+            own = [prefixes.longest(root, *part) for part in zip(self.items, limits, strict=True)]
+            self.matches = on_all_ranks(self._pool, root, self.items, own)
             self._known = [manager.create() for _ in range(batch)]  # holds what was found while the rest is computed
             for sequence, items, match in zip(self._known, self.items, self.matches, strict=True):
                 prefixes.attach(sequence, root, items, match)
             if prefixes.lower is not None:  # what is known of all rows is held by now
-                self.matches = [self._fetch(manager, row, limit) for row, limit in enumerate(limits)]
-            self.ends = [
-                match_end(prefixes.index, root, *part) for part in zip(self.items, limits, self.matches, strict=True)
-            ]
+                self.matches = own = [self._fetch(manager, row, limit) for row, limit in enumerate(limits)]
+            self.ends = [match_end(prefixes.index, root, *part) for part in zip(self.items, limits, own, strict=True)]
         self._pieces: list[tuple[int, Rows]] = []
-
-    def _longest(self, limits: list[int]) -> list[Match]:
-        """What is known of each row's first `limits` tokens, on all ranks where there are several: else one would
-        compute what another does not. Nothing but the time of a collection of garbage should make them differ.
-        """
-        while True:
-            parts = zip(self.items, limits, strict=True)
-            matches = [self._pool.prefixes.longest(self._root, *part) for part in parts]
-            found = ranges(self._pool.ranks, [match.length(self._pool.block_size) for match in matches])
-            if all(low == high for low, high in found):
-                return matches
-            limits = [low for low, _ in found]
 
     @property
     def width(self) -> int:

@@ -12,6 +12,7 @@ _KEY_NAMES = {
     "device": "on another device",
     "hook": "under other forward hooks",
     "model": "for other weights of the model",
+    "rank": "with the heads of another rank",
     "salt": "under another salt",
     "width": "with other inputs besides the tokens",
 }

@@ -25,7 +25,7 @@ FLOORS = {
     " restore_costs restore_plan swap_counts",
     1: "ranks kv_format filling part_store kv_storage pool_size pool_memory pool_debug memory_grid memory_map"
     " memory_owners memory_plot memory_table picture kv_pool content fingerprint shared_runs step step_copies"
-    " step_residuals padding row_tokens rows packed_step packed_rows static_step stored_steps step_plan admission"
+    " step_residuals padding row_tokens rows packed_step packed_rows static_step stored_steps step_plan admission agreed_matches"
     " tensor_file kv_scales prefix_manifest prefix_saving prefix_loading onednn_weight pool_contents tier block_rows"
     " device_copies"
     " host_tier swapping device_timer restoring"

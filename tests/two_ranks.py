@@ -55,18 +55,10 @@ def results_file(folder: Path, rank: int) -> Path:
     return folder / f"rank{rank}.pt"
 
 
-def environment(folder: Path, store: TCPStore, rank: int, size: int) -> dict[str, str]:
-    """What torchrun sets. The store is the launcher's, as torchrun's is: no port is guessed."""
+def shared_environment() -> dict[str, str]:
+    """What all ranks have in common: this tree's files, one thread, no GPU, no network."""
     paths = [str(TESTS.parent), str(TESTS.parent / "kernels"), str(TESTS), os.environ.get("PYTHONPATH", "")]
     return os.environ | {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(size),
-        "LOCAL_WORLD_SIZE": str(size),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(store.port),
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
-        "TORCHELASTIC_RESTART_COUNT": "0",
         "GLOO_SOCKET_IFNAME": "lo",
         "OMP_NUM_THREADS": "1",
         "OMP_WAIT_POLICY": "passive",
@@ -76,6 +68,20 @@ def environment(folder: Path, store: TCPStore, rank: int, size: int) -> dict[str
         "PYTHONFAULTHANDLER": "1",
         "PYTHONUNBUFFERED": "1",
         "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+    }
+
+
+def environment(folder: Path, store: TCPStore, rank: int, size: int) -> dict[str, str]:
+    """What torchrun sets. The store is the launcher's, as torchrun's is: no port is guessed."""
+    return shared_environment() | {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(size),
+        "LOCAL_WORLD_SIZE": str(size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(store.port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_RESTART_COUNT": "0",
         "RESULTS_FOLDER": str(folder),
     }
 
@@ -106,13 +112,13 @@ def started(folder: Path, script: str | Path, *arguments: str, size: int = 2, **
         yield ranks
     finally:
         for rank in ranks:
-            end(rank.process, signal.SIGKILL)
+            end(rank.process)
         for rank in ranks:
             rank.process.wait()
         del store  # it serves until here
 
 
-def end(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+def end(process: subprocess.Popen[Any], number: signal.Signals = signal.SIGKILL) -> None:
     """Send a signal to a process and to all that it has started."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, number)
@@ -144,7 +150,7 @@ def stop(ranks: list[Rank]) -> None:
     while time.monotonic() < deadline and any(rank.process.poll() is None for rank in ranks):
         time.sleep(0.02)
     for rank in ranks:
-        end(rank.process, signal.SIGKILL)
+        end(rank.process)
         rank.process.wait()
 
 

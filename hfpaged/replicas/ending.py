@@ -97,7 +97,9 @@ def _look(app_name: str, seen: str) -> str:
     except (RayError, RayServeException) as error:
         raise LostApplicationError(f"the Ray cluster is lost: {error}; start it and this again") from error
     if told is None:
-        raise LostApplicationError(f"somebody has deleted the application {app_name!r} from the cluster; start it again")
+        raise LostApplicationError(
+            f"somebody has deleted the application {app_name!r} from the cluster; start it again"
+        )
     states = told.deployments[REPLICA].replica_states
     now = ", ".join(f"{states[state]} {state.lower()}" for state in sorted(states)) or "none"
     if now != seen:
