@@ -25,9 +25,9 @@ FLOORS = {
     " restore_costs restore_plan swap_counts",
     1: "ranks kv_format filling part_store kv_storage pool_size pool_memory pool_debug memory_grid memory_map"
     " memory_owners memory_plot memory_table picture kv_pool content fingerprint shared_runs step step_copies"
-    " step_residuals padding row_tokens rows packed_step packed_rows static_step stored_steps step_plan admission agreed_matches"
+    " step_residuals padding row_tokens rows packed_step packed_rows static_step stored_steps step_plan admission"
     " tensor_file kv_scales prefix_manifest prefix_saving prefix_loading onednn_weight pool_contents tier block_rows"
-    " device_copies"
+    " device_copies agreed_matches"
     " host_tier swapping device_timer restoring"
     " prefix_store*"
     " packed_plan",
