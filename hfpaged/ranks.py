@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hfpaged.errors import RanksDifferError
+from hfpaged.errors import RankLostError, RanksDifferError
 
 _host_groups: dict[dist.ProcessGroup, dist.ProcessGroup] = {}
 
@@ -67,11 +67,17 @@ def smallest(ranks: Ranks | None, number: int) -> int:
 
 
 def ranges(ranks: Ranks | None, numbers: Sequence[int]) -> list[tuple[int, int]]:
-    """(the smallest, the largest) over the ranks of each of these numbers, of which every rank gives equally many."""
+    """(the smallest, the largest) over the ranks of each of these numbers, of which every rank gives equally many.
+    Raises RankLostError.
+    """
     if ranks is None:
         return [(number, number) for number in numbers]
     both = torch.tensor([*numbers, *(-number for number in numbers)], dtype=torch.int64)
-    dist.all_reduce(both, op=dist.ReduceOp.MIN, group=ranks.host_group)
+    try:
+        dist.all_reduce(both, op=dist.ReduceOp.MIN, group=ranks.host_group)
+    except RuntimeError as error:
+        why = str(error).strip().splitlines()[-1]
+        raise RankLostError(f"another rank is gone, as {ranks} noticed while it waited for it ({why})") from error
     low, high = both.view(2, -1).tolist()
     return [(least, -most) for least, most in zip(low, high, strict=True)]
 

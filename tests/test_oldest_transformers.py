@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import transformers
+import two_ranks
 
 OLDEST = "5.17.0"
 ROOT = Path(__file__).parent.parent
@@ -70,3 +71,13 @@ def test_requests_are_sampled_as_generate_samples_them_in_the_oldest_version(old
     done = run(oldest, "-m", "pytest", "-q", "-p", "no:cacheprovider", *chosen)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
     assert " passed" in done.stdout
+
+
+def test_two_ranks_give_the_tokens_of_one_process_in_the_oldest_version(oldest, tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(oldest))
+    cases = ["family llama", "family llama_mqa", "way beams", "prefixes"]
+    done = two_ranks.run(tmp_path, "tensor_parallel_worker.py", "version", *cases).check()
+    assert done.of("version") == [OLDEST] * 2
+    for case in cases:
+        for rank in done.of(case):
+            assert rank["paged"] == rank["plain"], case
