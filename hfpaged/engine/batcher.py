@@ -187,6 +187,7 @@ class ContinuousBatcher(BatcherFacts):
         """On all ranks but 0: take part in whatever rank 0 computes, until it closes its batcher. Raises RankLostError,
         and NotLeaderError on rank 0."""
         self._group.follow(self._parts.runner)
+        self.close()
 
     def stream(self, prompt: Any, generation_config: Config = None, **settings: Any) -> Stream:
         """Run one prompt beside all others and give what is new as soon as it is. Dropping the iterator aborts the
@@ -207,11 +208,11 @@ class ContinuousBatcher(BatcherFacts):
         """
         if self.is_closed:
             return
-        if not self.is_leader:
-            self.follow()
         self.loop.check_not_inside()
         self._intake.is_closed = True
         try:
+            if not self.is_leader:
+                self._group.follow(self._parts.runner)
             while drain and self.has_work:
                 self.step()
         finally:  # Ctrl-C too

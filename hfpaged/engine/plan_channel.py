@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from datetime import timedelta
 
 import numpy as np
@@ -21,9 +22,22 @@ FEWEST, MOST = 2**10, 2**15  # numbers in the one tensor: 8 KiB at first, and 25
 
 def new_group(ranks: Ranks) -> dist.ProcessGroup:
     """A gloo group of its own for these ranks, where waiting never takes too long. All ranks must call it."""
-    members = dist.get_process_group_ranks(ranks.group)
-    group: dist.ProcessGroup = dist.new_group(members, timeout=FOR_EVER, backend="gloo", use_local_synchronization=True)
+    members, apart = dist.get_process_group_ranks(ranks.group), not _are_all(ranks)
+    group: dist.ProcessGroup = dist.new_group(members, FOR_EVER, "gloo", use_local_synchronization=apart)
     return group
+
+
+def end_group(ranks: Ranks, group: dist.ProcessGroup) -> None:
+    """All ranks are done with it. One of some of the processes stays: the next one of the same processes would get its
+    name, and find its addresses.
+    """
+    if _are_all(ranks):
+        with suppress(RuntimeError, ValueError):
+            dist.destroy_process_group(group)
+
+
+def _are_all(ranks: Ranks) -> bool:
+    return ranks.size == dist.get_world_size()
 
 
 class PlanChannel:
@@ -36,7 +50,7 @@ class PlanChannel:
     """
 
     def __init__(self, ranks: Ranks) -> None:
-        self._group = new_group(ranks)
+        self._ranks, self._group = ranks, new_group(ranks)
         self._tensor = torch.zeros(FEWEST, dtype=torch.int64)
         self._numbers: Ints = self._tensor.numpy()
         self.num_sent = self.num_numbers = 0
@@ -68,7 +82,7 @@ class PlanChannel:
 
     def close(self) -> None:
         """All ranks have had the last message."""
-        dist.destroy_process_group(self._group)
+        end_group(self._ranks, self._group)
 
     def _broadcast(self, tensor: torch.Tensor) -> None:
         dist.broadcast(tensor, group=self._group, group_src=0)

@@ -21,7 +21,7 @@ from contextlib import contextmanager, suppress
 import torch
 import torch.distributed as dist
 
-from hfpaged.engine.plan_channel import new_group
+from hfpaged.engine.plan_channel import end_group, new_group
 from hfpaged.errors import RankLostError
 from hfpaged.ranks import Ranks
 
@@ -113,8 +113,7 @@ class RankWatch:
         for thread in self._threads:
             thread.join(max(deadline - time.monotonic(), 0))
         if not any(thread.is_alive() for thread in self._threads):
-            with suppress(RuntimeError, ValueError):
-                dist.destroy_process_group(self._group)
+            end_group(self._ranks, self._group)
 
     def _listen(self, peer: int) -> None:
         message = torch.zeros(SIZE, dtype=torch.uint8)

@@ -1,0 +1,103 @@
+"""A batcher whose model two processes compute together gives what one process gives."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+import tiny_models
+import two_ranks
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+ASKED = ("greedy", "sampled", "beams", "in chunks", "preempted", "int8", "int4", "prompt lookup", "windows")
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    paths = [tmp_path_factory.mktemp(name) for name in ("llama", "gemma2")]
+    for path, name in zip(paths, ("llama", "gemma2"), strict=True):
+        tiny_models.shared(name).save_pretrained(path)
+    return [str(path) for path in paths]
+
+
+@pytest.fixture(scope="module")
+def ranks(folders, tmp_path_factory):
+    return two_ranks.run(tmp_path_factory.mktemp("ranks"), "batcher_ranks_worker.py", *folders)
+
+
+@pytest.fixture(scope="module")
+def alone(folders):
+    """The very same cases, in this process."""
+    path = Path(__file__).parent / "batcher_ranks_worker.py"
+    before, sys.argv = sys.argv, [str(path), *folders]
+    try:
+        spec = importlib.util.spec_from_file_location("batcher_ranks_worker", path)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    finally:
+        sys.argv = before
+    return module.CASES
+
+
+@pytest.mark.parametrize("case", ASKED)
+def test_all_ranks_get_the_tokens_of_one_process(ranks, alone, case):
+    expected, (first, second) = alone[case](), ranks.of(case)
+    for part in ("first", "second", "found", "preemptions", "accepted", "forward"):
+        assert first[part] == expected[part], part
+    assert second["first"] == expected["first"]
+    assert second["second"] == expected["second"]
+    assert first["free"]
+    assert second["free"]
+    assert (first["ranks"], expected["ranks"]) == (2, 1)
+
+
+@pytest.mark.parametrize("case", ASKED)
+def test_each_rank_keeps_half_of_the_bytes(ranks, alone, case):
+    first, second = ranks.of(case)
+    assert first["bytes"] == second["bytes"]
+    if case == "greedy":
+        assert 2 * first["bytes"] == alone[case]()["bytes"]
+
+
+def test_cases_are_what_they_are_called(ranks):
+    assert all(ranks.of("greedy")[0]["found"][1:4:2])  # prefixes of the long ones
+    assert ranks.of("preempted")[0]["preemptions"] > 0
+    assert ranks.of("prompt lookup")[0]["accepted"] > 0
+
+
+def test_what_cannot_lie_side_by_side_is_computed_one_by_one_by_all(ranks, alone):
+    first, second = ranks.of("one by one")
+    assert first == alone["one by one"]()
+    assert first[0].startswith("one by one")
+    assert second[1] == first[1]
+
+
+def test_rank_0_alone_can_have_requests_and_give_them_up(ranks, alone):
+    assert ranks.of("aborted") == [alone["aborted"](), True]
+    assert ranks.of("aborted")[0][0] == ["length", "abort"]
+    assert ranks.of("streamed") == [alone["streamed"](), None]
+
+
+def test_what_rank_0_refuses_is_refused_on_all(ranks):
+    first, second = ranks.of("refused")
+    assert first[:2] == second[:2] == ["RequestTooLongError", "InvalidConfigError"]
+    assert "requests go to rank 0" in second[2]
+    assert first[2:] == second[3:]
+    assert all("this rank's heads" in said for said in first[2:4])
+    assert "other blocks" in first[4]
+
+
+def test_what_ranks_cannot_do_is_refused_by_name(ranks):
+    first, second = ranks.of("refused sizes")
+    assert first == second
+    assert [said.partition(" ")[0] for said in first] == ["cuda_graphs=", "shadow=", "prepack=True"]
+
+
+def test_ranks_on_one_machine_divide_its_memory_and_have_pools_of_one_size(ranks):
+    first, second = ranks.of("sized by memory")
+    assert first[0] == second[0]
+    assert "divided by 2 processes" in first[1]
+    assert first[2] == second[2] == "length"
