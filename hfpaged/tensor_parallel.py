@@ -74,6 +74,14 @@ def load_model(name: str | os.PathLike[str], model_class: Any = AutoModelForCaus
     return model_class.from_pretrained(name, **arguments)
 
 
+def weights_bytes(model: PreTrainedModel) -> int:
+    """Of the parameters and buffers that lie in this process."""
+    if compat_sharding.tp_size(model) == 1:
+        return int(model.get_memory_footprint())
+    tensors = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    return sum(compat_sharding.local(tensor).nbytes for tensor in tensors.values())
+
+
 def divides(config: PreTrainedConfig, size: int) -> bool:
     """Whether each of `size` processes can have whole heads, of queries as of keys."""
     return not any(count % size for count in compat_sharding.head_counts(config))

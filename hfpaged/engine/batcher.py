@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 from torch import nn
@@ -201,6 +202,10 @@ class ContinuousBatcher(BatcherFacts):
         """`async with batcher.running() as engine:` (or `with`): a thread of its own makes the steps. One that takes
         longer than `step_timeout` seconds is told of in the log and as an event."""
         return RunningEngine(self, step_timeout)
+
+    def when_lost(self, told: Callable[[str], None]) -> None:
+        """Let `told` know, in a thread of its own, when the ranks that compute the model together cannot go on."""
+        self._group.when_lost(told)
 
     def close(self, *, drain: bool = False) -> None:
         """Give everything back: requests that are there are aborted, or with `drain` come to their end first. Of ranks

@@ -39,6 +39,9 @@ class OneProcess:
     def follow(self, runner: ModelRunner) -> None:
         raise NotLeaderError("one process computes this model, and there is nobody to follow")
 
+    def when_lost(self, told: Callable[[str], None]) -> None:
+        pass
+
     def leave(self) -> None:
         pass
 
@@ -112,6 +115,10 @@ class RankGroup:
             raise NotLeaderError("this is rank 0, which leads; follow() is for the other ranks, see is_leader")
         if not self.is_closed:
             self._follow(runner, CLOSE)
+
+    def when_lost(self, told: Callable[[str], None]) -> None:
+        """Tell of a fault, now or when it comes, in a thread of the watch."""
+        self.watch.when_lost(told)
 
     def close(self) -> None:
         """Rank 0 lets the others go; they go."""

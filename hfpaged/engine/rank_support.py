@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 
 from torch import nn
@@ -52,8 +51,7 @@ def shared_sizing(ranks: Ranks | None, sizing: PoolSizing | None, device: str) -
     """
     if ranks is None or sizing is None:
         return sizing
-    on_this_machine = int(os.environ.get("LOCAL_WORLD_SIZE", ranks.size))
-    own = replace(sizing, sharers=on_this_machine if device == "cpu" else 1)
+    own = replace(sizing, sharers=ranks.on_host if device == "cpu" else 1)
     return replace(own, most=smallest(ranks, own.pool))
 
 

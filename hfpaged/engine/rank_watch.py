@@ -38,16 +38,14 @@ GRACE = 10.0
 
 class RankWatch:
     """Watches the ranks from this one. `fault`: why none of them can go on, None while all is well.
-
-    heard    when each other rank was heard of last
-    on_fault who is told of a fault, in a thread of the watch
+    `heard`: when each other rank was heard of last.
     """
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
         self._group = new_group(ranks)
         self.fault: str | None = None
-        self.on_fault: list[Callable[[str], None]] = []
+        self._on_fault: list[Callable[[str], None]] = []
         self._fault_time = 0.0
         self._known = threading.Event()  # that there is a fault
         self._is_over = threading.Event()
@@ -89,17 +87,25 @@ class RankWatch:
         finally:
             self.is_busy = False
 
+    def when_lost(self, told: Callable[[str], None]) -> None:
+        """Tell of a fault when it comes, or now if it has."""
+        with self._lock:
+            self._on_fault.append(told)
+            fault = self.fault
+        if fault is not None:
+            told(fault)
+
     def declare(self, reason: str) -> None:
         """No rank can go on. The first reason counts, and all are told."""
         with self._lock:
             if self.fault is not None or self._is_over.is_set():
                 return
-            self.fault, self._fault_time = reason, time.monotonic()
+            self.fault, self._fault_time, listeners = reason, time.monotonic(), list(self._on_fault)
         self._known.set()
         logger.error("%s: no rank of the group can go on", reason)
         for peer in self.heard:
             self._tell(peer, FAULT, reason)
-        for told in list(self.on_fault):
+        for told in listeners:
             told(reason)
 
     def close(self, seconds: float = 5.0) -> None:

@@ -8,7 +8,7 @@ import os
 from hfpaged import replicas
 from hfpaged.errors import InvalidConfigError
 from hfpaged.replicas import flags as replica_flags
-from hfpaged.serve import flag_types, kv_event_flags
+from hfpaged.serve import flag_types, kv_event_flags, tp_flags
 from hfpaged.serve.flags import add_flags
 from hfpaged.serve.options import ServeOptions
 
@@ -21,6 +21,8 @@ examples:
   hfpaged serve org/model --host 0.0.0.0 --api-key-file keys.txt --log-json
   hfpaged serve ./my-model --kv-cache-dtype int8 --shadow 1%
                                                        what int8 costs in your traffic, as metrics
+  torchrun --nproc-per-node 2 -m hfpaged.serve org/model --tp
+                                                       one model over two GPUs
   hfpaged serve org/model --replicas 2                 two replicas on this machine, a GPU each (needs Ray)
   hfpaged serve org/model --address auto --max-replicas 8
                                                        on a Ray cluster, as many as the load asks for
@@ -48,7 +50,9 @@ def run(args: argparse.Namespace) -> int:
     """Serve until SIGTERM or Ctrl-C. Raises HfpagedError for what cannot be served."""
     options = options_of(args)
     sizes = sizes_of(args)
+    num_ranks = tp_flags.size_of(args)
     if replica_flags.are_wanted(args):
+        tp_flags.check_alone(num_ranks)
         kv_event_flags.check_single(options.kv_events)
         return replicas.run(args, options, sizes)
     if args.otlp_endpoint is not None:
@@ -57,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
 
     code: int = serve.run(
         args.model, host=args.host, port=args.port, options=options, dtype=args.dtype, device=args.device,
-        log_level=args.log_level, log_json=args.log_json, **sizes,
+        log_level=args.log_level, log_json=args.log_json, split=num_ranks > 1, **sizes,
     )  # fmt: skip
     return code
 

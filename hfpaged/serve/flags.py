@@ -9,7 +9,7 @@ from typing import Any
 
 from hfpaged.replicas import flags as replica_flags
 from hfpaged.serve import flag_types as types
-from hfpaged.serve import kv_event_flags
+from hfpaged.serve import kv_event_flags, tp_flags
 from hfpaged.serve.options import ServeOptions
 
 _OPTIONS = ServeOptions()  # its defaults
@@ -78,6 +78,8 @@ def _model(group: argparse._ArgumentGroup) -> None:
          "a PEFT adapter, chosen by requests with this model name; may come several times",
          "none: the model alone",
          type=types.named_path, action="append", default=[], metavar="NAME=PATH")  # fmt: skip
+
+    tp_flags.add_flags(group)
 
 
 def _memory(group: argparse._ArgumentGroup) -> None:

@@ -21,6 +21,7 @@ from hfpaged.kv_events.publishing import check_events
 from hfpaged.serve import start_report
 from hfpaged.serve.adapters import load_adapters
 from hfpaged.serve.app import build_app
+from hfpaged.serve.follower import follow, follows, quiet_logging
 from hfpaged.serve.logs import logging_to_stderr
 from hfpaged.serve.options import ServeOptions
 from hfpaged.serve.recording import check_record
@@ -35,9 +36,12 @@ logger = logging.getLogger("hfpaged")
 def run(
     model: Any = None, tokenizer: Any = None, *, host: str = "127.0.0.1", port: int = 8000,
     options: ServeOptions | None = None, dtype: str = "auto", device: str | None = None, log_level: str = "info",
-    log_json: bool = False, **sizes: Any,
+    log_json: bool = False, split: bool = False, **sizes: Any,
 ) -> int:  # fmt: skip
     """Serve a model object, or one of a name or folder, until SIGTERM or Ctrl-C; returns 0.
+
+    Of a model that several processes compute together each calls it: rank 0 serves, the others compute along. It
+    returns 1 where one of them is lost.
 
     Args:
         model, tokenizer: as ContinuousBatcher takes them, or a name or folder alone; None: the demo model.
@@ -45,6 +49,7 @@ def run(
         options: of the server.
         dtype, device: of a model that is loaded here; "auto": the checkpoint's, None: cuda where there is one.
         log_level, log_json: what goes to stderr meanwhile, and as what.
+        split: load one of a name over all processes that torchrun has started; `device` is not looked at then.
         sizes: arguments of ContinuousBatcher.
 
     Raises InvalidConfigError for an address that cannot be had, and what loading and ContinuousBatcher raise.
@@ -56,17 +61,21 @@ def run(
         check_record(options.record)
     if options.kv_events is not None:
         check_events(options.kv_events)
+    if follows(model, split):
+        with quiet_logging(log_level, as_json=log_json):
+            model, tokenizer = loaded(model, tokenizer, dtype, device, split)
+            with ContinuousBatcher(model, tokenizer, **sizes) as batcher:
+                return follow(batcher)
     console = Console(highlight=False)
     with logging_to_stderr(log_level, as_json=log_json), providers.observed(), listening_on(host, port) as listening:
         with progress("loading the model", console, log_json):
-            if not isinstance(model, torch.nn.Module):
-                model, tokenizer = load_model(model, dtype, device)
+            model, tokenizer = loaded(model, tokenizer, dtype, device, split)
             model = load_adapters(model, options.adapters)
         with progress("measuring what a step takes, and making the pool", console, log_json):
             batcher = ContinuousBatcher(model, tokenizer, **sizes)
         with batcher:
             _serve(batcher, options, listening, console, log_json)
-    return 0
+    return 0 if batcher.fault is None else 1
 
 
 def _serve(
@@ -88,16 +97,26 @@ def _serve(
     app = build_app(batcher, options)
     config = Config(app, app.state.service, log_config=None)
     server = Server(config, app.state.service, partial(tell_ready, url, console, log_json))
+    batcher.when_lost(server.stop_for)
     server.run(sockets=[listening])
-    logger.info("stopped: no request is left, and all that was recorded is delivered")
+    if batcher.fault is None:
+        logger.info("stopped: no request is left, and all that was recorded is delivered")
 
 
-def load_model(name: Any, dtype: str, device: str | None) -> tuple[PreTrainedModel, Any]:
+def loaded(model: Any, tokenizer: Any, dtype: str, device: str | None, split: bool) -> tuple[PreTrainedModel, Any]:
+    """What was given, or what its name stands for. Raises DemoModelError."""
+    if isinstance(model, torch.nn.Module):
+        return model, tokenizer
+    return load_model(model, dtype, device, split)
+
+
+def load_model(name: Any, dtype: str, device: str | None, split: bool = False) -> tuple[PreTrainedModel, Any]:
     """A model and its tokenizer by a name or folder, None for the demo model; `device` None: cuda where there is one.
+    `split` over all ranks, it lies where transformers puts the part of each.
 
     Raises DemoModelError.
     """
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    device = None if split else device or ("cuda" if torch.cuda.is_available() else "cpu")
     if name is None:  # whose makers' dtype is not that of the file that it ships in
         return demo_model.load(None, "float32" if dtype == "auto" else dtype, device)
     return demo_model.load(name, dtype, device)

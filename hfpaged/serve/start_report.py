@@ -12,6 +12,7 @@ from hfpaged.compat import model_name
 from hfpaged.config import format_bytes
 from hfpaged.engine.batcher import ContinuousBatcher
 from hfpaged.serve.options import ServeOptions
+from hfpaged.tensor_parallel import weights_bytes
 
 logger = logging.getLogger("hfpaged")
 
@@ -22,7 +23,8 @@ def figures(batcher: ContinuousBatcher, options: ServeOptions, url: str) -> dict
     return {
         "model": (options.served_model_names or (model_name(batcher.model),))[0],
         "device": str(batcher.model.device),
-        "weights_bytes": batcher.model.get_memory_footprint(),
+        "weights_bytes": weights_bytes(batcher.model),
+        "ranks": told["ranks"],
         "activation_peak_bytes": told["activation_bytes"],
         "pool_bytes": told["pool_bytes"],
         "kv_format": told["kv_format"],
@@ -59,6 +61,7 @@ def _rows(told: dict[str, Any]) -> list[tuple[str, str]]:
     peak = told["activation_peak_bytes"]
     return [
         *([("replicas", f"{told['replicas']}; each has:")] if "replicas" in told else []),
+        *([("tensor parallel", f"{told['ranks']} ranks; each has:")] if told["ranks"] > 1 else []),
         ("weights", format_bytes(told["weights_bytes"])),
         ("activation peak", "not measured, as the pool's size was given" if peak is None else format_bytes(peak)),
         ("pool", f"{format_bytes(told['pool_bytes'])} ({told['kv_format']})"),

@@ -25,6 +25,7 @@ _UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 # What clients have to end their connections when all of them are answered or were told that they will not be.
 GRACE_SECONDS = 5
+FAULT_SECONDS = 3  # in which requests hear of a fault that ends the server; some may wait for a step without an end
 MOST_WAITING = 16  # requests that a client may send behind one that is not answered yet, and still be watched
 KEEP_ALIVE_SECONDS = 75  # longer than the minute after which load balancers let go: they must be the first
 
@@ -170,6 +171,14 @@ class Server(uvicorn.Server):
         """A signal came."""
         self._is_hurried = self.should_exit
         self.should_exit = self._service.is_draining = True
+
+    def stop_for(self, reason: str) -> None:
+        """Nothing can be computed any more, so that requests have nothing to wait for: those under way are told."""
+        self.should_exit = self._service.is_draining = True
+        threading.Timer(FAULT_SECONDS, self._hurry).start()
+
+    def _hurry(self) -> None:
+        self._is_hurried = True
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
