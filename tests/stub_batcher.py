@@ -51,15 +51,14 @@ class StubBatcher(ContinuousBatcher):
     def scheduler(self):
         return self._parts.scheduler
 
-    def _logits(self, inputs, pieces):
+    def _logits(self, given):
         self.before_forward()
-        self.forwards.append((len(pieces), inputs["input_ids"].shape[1]))
-        chosen = []
-        for piece in pieces:
-            assert piece.blocks.length == piece.start + len(piece.token_ids), "the pool has no room for these tokens"
-            positions = range(piece.start, piece.start + len(piece.token_ids))
-            answers = [next_token(*each) for each in zip(piece.token_ids, positions, strict=True)]
-            chosen += answers[len(answers) - piece.logits :]
+        self.forwards.append((len(given.counts), len(given.token_ids)))
+        sequences = self._parts.runner.cache._rows.sequences
+        for sequence, start, count in zip(sequences, given.starts, given.counts, strict=True):
+            assert sequence.length == start + count, "the pool has no room for these tokens"
+        positions = given.positions
+        chosen = [next_token(int(given.token_ids[index]), int(positions[index])) for index in given.wanted]
         logits = torch.zeros(len(chosen), tiny_models.VOCAB)
         logits[torch.arange(len(chosen)), torch.tensor(chosen, dtype=torch.int64)] = SURE
         return logits
