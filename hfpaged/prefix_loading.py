@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from hfpaged.block_hash import ExtraKey
 from hfpaged.block_table import GONE
@@ -18,7 +17,6 @@ from hfpaged.kv_storage import LayerStore
 from hfpaged.prefix_block import PrefixBlock
 from hfpaged.prefix_manifest import (
     PARTS,
-    LayerKind,
     Manifest,
     describe,
     installed_versions,
@@ -29,6 +27,7 @@ from hfpaged.prefix_manifest import (
     read_tree,
 )
 from hfpaged.prefix_saving import check_ranks
+from hfpaged.prefix_stores import stores_for
 from hfpaged.prefix_tree import FlatTree, Place, choose, known_entries, publish_chosen
 from hfpaged.ranks import path_of_rank
 from hfpaged.tensor_file import open_file, spec_of
@@ -62,7 +61,7 @@ def load_prefixes(pool: KVPool, path: str | os.PathLike[str]) -> LoadedPrefixes:
         _check_rank(pool, manifest, path)
         _check_tensors(pool, manifest, tree, file, path)
         keys, device = _own_roots(pool, manifest, path) if tree.order else ([], None)
-        stores = _stores(pool, manifest, device, path) if tree.order else {}
+        stores = stores_for(pool, manifest.layers, device, repr(path)) if tree.order else {}
         with pool.changing():
             return _take(pool, tree, keys, stores, file)
 
@@ -150,34 +149,6 @@ def _other_model(manifest: Manifest, saved: list[str], own: list[str], path: str
 
 def _short(fingerprints: list[str]) -> str:
     return " and ".join(f"{fingerprint[:12]}..." for fingerprint in dict.fromkeys(fingerprints))
-
-
-def _stores(pool: KVPool, manifest: Manifest, device: torch.device | None, path: str) -> dict[int, LayerStore]:
-    """The store of each layer, made where its first key has not come yet. Raises PrefixFileError where it is not known
-    on which device that will be, InvalidConfigError where the pool's memory holds no block.
-    """
-    where = {}
-    for layer in manifest.layers:
-        known = [store.key.device for store in pool.layer_stores.get(layer, ())] if device is None else [device]
-        if not known:
-            raise PrefixFileError(
-                f"{path!r} has keys for layer {layer}, and the device of that layer is not known yet in a model that "
-                "is spread over several; generate one token on this pool first"
-            )
-        where[layer] = known[-1]
-    stores = {}
-    for group in pool.groups:
-        for place, layer in enumerate(group.layers):
-            if layer in manifest.layers:
-                key, value = (_like(manifest.layers[layer], part, where[layer]) for part in PARTS)
-                stores[layer] = pool.storage.store(place, key, value, layer)
-                pool.settle_size(layer, stores[layer])
-    return stores
-
-
-def _like(kind: LayerKind, part: str, device: torch.device) -> Tensor:
-    """A key or value [1, num_kv_heads, 0, dim]: what a store is made for."""
-    return torch.empty(1, kind.heads, 0, kind.dim(part), dtype=kind.dtype(part), device=device)
 
 
 def _take(
