@@ -113,9 +113,11 @@ class Prompts:
         batch = content.shape[0]
         self.items = [row_items(content, row, kept, 0, root.width) for row in range(batch)]
         self.lengths = [len(items) // root.width for items in self.items]
+        limits = [max(length - keep, 0) for length in self.lengths]
+        if self._pool.swapping is not None:
+            self._pool.swapping.prepare(root, self.items, limits)
         with self._pool.changing() as manager:
             prefixes = self._pool.prefixes
-            limits = [max(length - keep, 0) for length in self.lengths]
             own = [prefixes.longest(root, *part) for part in zip(self.items, limits, strict=True)]
             self.matches = on_all_ranks(self._pool, root, self.items, own)
             self._known = [manager.create() for _ in range(batch)]  # holds what was found while the rest is computed

@@ -33,6 +33,8 @@ class Below(Protocol):
     """The tiers below a pool."""
 
     def restoring(self, root: Root, items: array[int], limit: int) -> Restoring: ...
+    def is_coming(self, root: Root, items: array[int], limit: int, match: Match) -> bool: ...
+    def used(self, match: Match) -> None: ...
 
 
 class PrefixCache:
@@ -77,12 +79,20 @@ class PrefixCache:
         known = match.length(self._manager.block_size)
         return known if self.lower is None else self.lower.restoring(root, items, limit).length(match)
 
+    def is_coming(self, root: Root, items: array[int], limit: int, match: Match) -> bool:
+        """Whether `fetched` will find more soon, and nothing of it need be computed."""
+        if self.lower is None or len(match.blocks) == limit // self._manager.block_size:
+            return False
+        return self.lower.is_coming(root, items, limit, match)
+
     def attach(self, sequence: Sequence, root: Root, items: array[int], match: Match) -> int:
         """Let an empty sequence begin with `match`, a prefix of `items`; returns its tokens. The last block is copied
         before it is written, if the match ends inside of it.
         """
         block_size = self._manager.block_size
         length = match.length(block_size)
+        if self.lower is not None and match.blocks:
+            self.lower.used(match)
         entries = match.blocks if match.partial is None else [*match.blocks, match.partial]
         for group, (table, window) in enumerate(zip(sequence.tables, self._windows, strict=True)):
             first = visible_offset(length, window) // block_size

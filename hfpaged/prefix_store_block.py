@@ -46,7 +46,6 @@ class StoreFacts:
     block_size: int
     kv_format: KVFormat
     groups: tuple[LayerGroup, ...]
-    part: str = ""  # which of several processes that hold a part of each block
 
     @property
     def keys(self) -> tuple[ExtraKey, ...]:
@@ -56,7 +55,6 @@ class StoreFacts:
             ExtraKey("block size", str(self.block_size)),
             ExtraKey("KV format", self.kv_format.title),
             ExtraKey("layer groups", describe(self.groups)),
-            ExtraKey("part", self.part),
         )
 
 

@@ -92,12 +92,9 @@ class StoreReader:
         return timed
 
     def wait(self, seconds: float) -> bool:
-        """Until something of what is under way has come, at most so long; whether anything was under way."""
+        """Until all that is under way has come, at most so long; whether it has."""
         with self._came:
-            if not self._reading:
-                return False
-            self._came.wait(seconds)
-            return True
+            return self._came.wait_for(lambda: not self._reading, seconds)
 
     def end(self) -> None:
         """No more is read."""

@@ -40,6 +40,12 @@ class Restoring:
         plan = self._plan(match)
         return match.length(self._pool.block_size) if plan is None else plan.length * self._pool.block_size
 
+    def below(self, match: Match, anyway: bool) -> list[tuple[PrefixBlock, int]]:
+        """What is to be read from the tier below host memory because that pays, or `anyway`."""
+        plan = self._plan(match) or (self._reach.plan(self._pool.blocks.num_free) if anyway else None)
+        wanted = plan.wanted if plan else ()
+        return [(plan.chain[one.number], one.group) for one in wanted if plan and self._source(plan, one) == "below"]
+
     def bring(self, match: Match, holder: BlockTable) -> Match:
         """What is known when what pays has come back. The empty table `holder` keeps its blocks from eviction."""
         for block in self._reach.blocks:
@@ -86,9 +92,11 @@ class Restoring:
 
     def _pays(self, plan: RestorePlan, match: Match) -> bool:
         sizes: dict[Source, int] = {"host": 0, "below": 0}
-        rows = self._swapping.rows()
+        rows, lower = self._swapping.rows(), self._swapping.lower
         for one in plan.wanted:
             sizes[self._source(plan, one)] += rows.bytes_of(one.group)
+        if lower is not None and lower.has_read:
+            sizes["below"] = 0
         return self._swapping.costs.pays(self._gained(plan, match), sizes)
 
     def _source(self, plan: RestorePlan, one: Wanted) -> Source:
@@ -138,8 +146,9 @@ class Restoring:
             places = [place for place, is_there in enumerate(there) if is_there]
             rows.put(group, staged, places, [blocks[few[place]] for place in places])
             rows.settle()  # the next ones are read into the same memory
-            nbytes = len(few) * rows.bytes_of(group)
-            self._swapping.costs.told_copy("below", nbytes, time.perf_counter() - began)
+            if not lower.has_read:
+                nbytes = len(few) * rows.bytes_of(group)
+                self._swapping.costs.told_copy("below", nbytes, time.perf_counter() - began)
             read += [few[place] for place in places]
         return read
 

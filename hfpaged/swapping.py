@@ -7,6 +7,7 @@ import time
 import weakref
 from array import array
 from collections.abc import Callable
+from collections.abc import Sequence as Many
 from itertools import groupby
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ from hfpaged.device_timer import DeviceTimer
 from hfpaged.errors import InvalidConfigError
 from hfpaged.host_tier import PENDING, Evicted, HostTier
 from hfpaged.prefix_block import PrefixBlock, Root
+from hfpaged.prefix_index import Match
 from hfpaged.restore_costs import RestoreCosts
 from hfpaged.restoring import STAGED, Restoring
 from hfpaged.swap_counts import SwapCounts
@@ -30,6 +32,8 @@ logger = logging.getLogger("hfpaged")
 
 # Steps of an engine that tell what prompt tokens take: those with so many of them for each sequence that decodes.
 MOSTLY_PROMPTS = 8
+# What was read ahead so long ago says little of what it would take now.
+FETCH_AGAIN_SECONDS = 60.0
 
 
 class Swapping:
@@ -51,6 +55,7 @@ class Swapping:
         self._evicted: list[Evicted] = []
         self._marked: list[Evicted] = []
         self._is_forgetting = False
+        self._fetched = time.monotonic()
         self.has_failed = False  # and it was said
 
     @property
@@ -135,6 +140,30 @@ class Swapping:
         self.flush()  # what made room for others may be wanted
         return Restoring(self._pool, self, root, items, limit)
 
+    def prepare(self, root: Root, items: Many[array[int]], limits: Many[int]) -> None:
+        """Prompts will be looked up, perhaps before the pool has seen a key. Not under its lock."""
+        for prompt, limit in zip(items, limits, strict=True):
+            if self.lower is not None and not self._pool.layer_stores:
+                self.lower.prepare(root, prompt, limit)
+
+    def is_coming(self, root: Root, items: array[int], limit: int, match: Match) -> bool:
+        """Whether blocks are being read ahead that are worth waiting for; that is begun here. Where it did not pay for
+        a while it is tried again, to measure it.
+        """
+        if self.lower is None:
+            return False
+        now = time.monotonic()
+        with self.lower.looking_ahead():
+            wanted = self.restoring(root, items, limit).below(match, now - self._fetched > FETCH_AGAIN_SECONDS)
+        if wanted:
+            self._fetched = now
+        return self.lower.fetch(wanted)
+
+    def used(self, match: Match) -> None:
+        """A prompt begins with what is known of it in the pool."""
+        if self.lower is not None:
+            self.lower.used(match.blocks)
+
     def told_step(self, prompt_tokens: int, decodes: int, seconds: float) -> None:
         """An engine's step took so long."""
         if prompt_tokens and prompt_tokens >= MOSTLY_PROMPTS * decodes:
@@ -180,7 +209,7 @@ class Swapping:
     def _store_lower(self, rows: BlockRows, group: int, blocks: list[Evicted]) -> int:
         if self.lower is None:
             return 0
-        staged = self.staged()
+        blocks, staged = [each for each in blocks if self.lower.wants(each.entry, group)], self.staged()
         for start in range(0, len(blocks), STAGED):
             few = blocks[start : start + STAGED]
             rows.take(group, [each.block for each in few], staged, range(len(few)))

@@ -102,11 +102,12 @@ OTHERS = {
     "model": (addresses(1, 1, own_root=root((ExtraKey("model", "0" * 64), *KEYS[1:])))[0], facts()),
     "salt": (addresses(1, 1, own_root=root((KEYS[0], ExtraKey("salt", "e" * 64), KEYS[2])))[0], facts()),
     "no salt": (addresses(1, 1, own_root=root((KEYS[0], KEYS[2])))[0], facts()),
+    "rank": (addresses(1, 1, own_root=root((*KEYS, ExtraKey("rank", "rank 1 of 2"))))[0], facts()),
     "adapter": (addresses(1, 1, own_root=root((*KEYS, ExtraKey("adapter", "a"))))[0], facts()),
 } | {
     name: (addresses(1, 1, facts(**{name: value}))[0], facts(**{name: value}))
     for name, value in (
-        ("kv_format", resolve_format("int8")), ("groups", GROUPS[:1]), ("part", "rank 1 of 2"), ("block_size", 8)
+        ("kv_format", resolve_format("int8")), ("groups", GROUPS[:1]), ("block_size", 8)
     )
 }  # fmt: skip
 

@@ -211,7 +211,7 @@ def test_what_is_fetched_comes_and_is_taken_once(store, reader):
         assert reader.take(address, 0).layers == layers(0)
         assert not reader.is_staged(address, 0)
     assert store.counts.read == 6
-    assert not reader.wait(0)
+    assert reader.wait(0)
 
 
 def test_what_cannot_be_read_is_waited_for_once(store, reader):

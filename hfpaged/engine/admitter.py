@@ -42,6 +42,10 @@ class Admitter:
             holder = self.promises.blocked_by(root.digest, tokens[:-1], known)
         return holder
 
+    def is_coming(self, group: SequenceGroup, match: Match) -> bool:
+        """Whether blocks of this group are being read, and worth waiting for."""
+        return is_coming(self._prefixes, group, match)
+
     def needs(self, group: SequenceGroup, match: Match) -> int:
         """Free blocks that a group takes until all that it has is computed, and one token more. Those of `match` that
         somebody holds already are not taken from the free ones.
@@ -83,3 +87,12 @@ class Admitter:
 
     def _longest(self, root: Root, seq: SequenceState) -> Match:
         return self._prefixes.longest(root, seq.tokens, len(seq.tokens) - 1)
+
+
+def is_coming(prefixes: PrefixCache, group: SequenceGroup, match: Match | None = None) -> bool:
+    """Whether more of the first sequence of a group than `match`, or what is known now, is being read."""
+    root, tokens = group.request.root, group.sequences[0].tokens
+    if root is None or group.request.wants_prompt_logits or prefixes.lower is None:
+        return False
+    limit = len(tokens) - 1
+    return prefixes.is_coming(root, tokens, limit, prefixes.longest(root, tokens, limit) if match is None else match)

@@ -21,6 +21,7 @@ from hfpaged.engine.schedule import Admission, Schedule
 from hfpaged.engine.scheduler import Scheduler
 from hfpaged.engine.sequence_end import has_ended, is_half_done
 from hfpaged.engine.sequence_maker import SequenceMaker
+from hfpaged.engine.settling import settle_waiting
 from hfpaged.engine.teller import Teller
 from hfpaged.engine.token_step import TokenStep, wanted_logits
 from hfpaged.errors import AdapterLostError, OutOfBlocksError
@@ -102,8 +103,7 @@ class Engine:
     def _schedule(self) -> Schedule:
         decoding = self._propose()
         self._find_roots()
-        if len(self._scheduler.waiting):
-            self.pool.settle_idle()  # what other caches on the pool hold can be found
+        settle_waiting(self.pool, self._scheduler)
         with self.pool.changing():
             schedule = self._scheduler.schedule(self._pace.budget(decoding))
             matches = [prefix_match(self.pool.prefixes.index, admission) for admission in schedule.admitted]

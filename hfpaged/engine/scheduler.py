@@ -195,6 +195,7 @@ class Scheduler:
             awaited = self._admitter.awaited(group, match)
             if awaited is not None:
                 group.waited_for = awaited.request.request_id
+            if awaited is not None or self._admitter.is_coming(group, match):
                 self.clock.await_prefix(group.waiting)
                 passed += 1
                 continue
