@@ -285,7 +285,7 @@ def test_the_bytes_are_those_of_the_structs_that_vllm_declares():
     changes = [*(Change(entry, True) for entry in (first, second, third)), Change(third, False), Change(second, False)]
     wire = wire_of(driven, data_parallel_rank=1)
     hashes = [hash_of(entry.digest) for entry in (first, second, third)]
-    spec = {"group_idx": 0, "kv_cache_spec_kind": "full_attention"}
+    spec = {"extra_keys": [None] * 3, "group_idx": 0, "kv_cache_spec_kind": "full_attention"}
     stored = BlockStored(hashes, None, list(range(12)), BLOCK, None, "GPU", None, **spec)
     removed = BlockRemoved([hashes[2], hashes[1]], "GPU", 0)
     expected = Batch(12.5, [AllBlocksCleared(), stored, removed], 1)
@@ -344,7 +344,7 @@ def test_salted_prompts_are_told_only_when_that_is_asked_for_and_then_without_th
     assert salt_key("secret").value.startswith(first)
     assert len(first) < 64  # 64 hex digits are the hash of an image to some routers
     (plain,) = told({}, MODEL)
-    assert plain.extra_keys is None
+    assert plain.extra_keys == [None, None]
     assert plain.block_hashes != event.block_hashes  # no tenant's block is taken for another's
 
 

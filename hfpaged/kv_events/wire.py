@@ -64,8 +64,8 @@ class Wire:
             "lora_name": _adapter(first.root),
         }
         salt = first.root.value("salt")
-        keys = {} if salt is None else {"extra_keys": [(salt[:SALT_DIGITS],)] * len(entries)}
-        return self._event("BlockStored", needed, keys | self._store_spec)
+        extra_key = None if salt is None else (salt[:SALT_DIGITS],)  # for each block, as vLLM has it
+        return self._event("BlockStored", needed, {"extra_keys": [extra_key] * len(entries)} | self._store_spec)
 
     def _removed(self, entries: list[PrefixBlock], medium: str) -> Any:
         hashes = [self._hash(entry.digest) for entry in entries]
