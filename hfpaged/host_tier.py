@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hfpaged.block_rows import BlockRows
 from hfpaged.errors import IntegrityError
-from hfpaged.prefix_block import PrefixBlock
+from hfpaged.prefix_block import BlockWatcher, PrefixBlock
 
 # In the place of a place, of a block that was evicted in the change of the pool that is under way.
 PENDING = -1
@@ -46,6 +46,7 @@ class HostTier:
         self._num_places = 0
         self._free: list[int] = []
         self._held: OrderedDict[int, tuple[PrefixBlock, int]] = OrderedDict()  # by place, the next to go first
+        self.watchers: list[BlockWatcher] = []  # of what lies here; their `block` is a place
         self._wanted: set[int] = set()  # places that are about to be read
         self._is_changing = False  # or the last change was broken off
 
@@ -72,6 +73,15 @@ class HostTier:
         self._memory = rows.make(count)
         self._rows, self._num_places, self._free = rows, count, list(range(count - 1, -1, -1))
 
+    def has(self, entry: PrefixBlock, group: int) -> bool:
+        """Whether the block of layer group `group` of an entry lies here."""
+        return self.place(entry, group) != PENDING
+
+    def entries(self) -> list[PrefixBlock]:
+        """Those that have a block here, in no order, as others may change them meanwhile."""
+        held = list(self._held.values())  # in one go: no thread comes between
+        return list({id(entry): entry for entry, _ in held}.values())
+
     def place(self, entry: PrefixBlock, group: int) -> int:
         """Where the block of layer group `group` of an entry lies, PENDING where it lies nowhere."""
         return (entry.below or {}).get(group, PENDING)
@@ -95,6 +105,8 @@ class HostTier:
                 self._free.pop()
                 self._held[place] = each.entry, each.group
                 each.entry.below = (each.entry.below or {}) | {each.group: place}
+                for watcher in self.watchers:
+                    watcher.stored(each.entry, each.group)
             for place in places:  # the first one evicted is the first to go
                 self._held.move_to_end(place)
         return len(kept)
@@ -152,7 +164,7 @@ class HostTier:
             entry.below = entry.below or None
         del self._held[place]
         self._free.append(place)
-        self._on_gone(entry)
+        self._tell_gone(entry, group, place)
 
     @contextmanager
     def _changing(self) -> Iterator[None]:
@@ -170,6 +182,11 @@ class HostTier:
             if self.place(entry, group) != place:
                 del self._held[place]
                 free.add(place)
-                self._on_gone(entry)
+                self._tell_gone(entry, group, place)
         self._free = sorted(free)
         self._is_changing = False
+
+    def _tell_gone(self, entry: PrefixBlock, group: int, place: int) -> None:
+        for watcher in self.watchers:
+            watcher.removed(entry, group, place)
+        self._on_gone(entry)

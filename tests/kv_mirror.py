@@ -73,11 +73,13 @@ STORED, REMOVED = (BlockStored, OldBlockStored), (BlockRemoved, OldBlockRemoved)
 
 
 class Mirror:
-    """What a router knows: by the hash of each block its parent's hash and its token ids."""
+    """What a router knows: by the hash of each block its parent's hash and its token ids; `below` in host memory."""
 
     def __init__(self, kind: type = Batch) -> None:
         self._decode = msgspec.msgpack.Decoder(kind).decode
         self.blocks: dict[Any, tuple[Any, tuple[int, ...]]] = {}
+        self.below: dict[Any, tuple[Any, tuple[int, ...]]] = {}
+        self._by_medium = {"GPU": self.blocks, "CPU": self.below}
         self.events: list[Any] = []
 
     def take(self, payload: bytes) -> None:
@@ -87,16 +89,17 @@ class Mirror:
                 self._store(event)
             elif isinstance(event, REMOVED):
                 for name in event.block_hashes:
-                    self.blocks.pop(name, None)
+                    self._by_medium[event.medium].pop(name, None)
             else:
                 self.blocks.clear()
+                self.below.clear()
 
     def _store(self, event: Any) -> None:
         assert len(event.token_ids) == event.block_size * len(event.block_hashes)
         parent = event.parent_block_hash
         for number, name in enumerate(event.block_hashes):
             start = number * event.block_size
-            self.blocks[name] = parent, tuple(event.token_ids[start : start + event.block_size])
+            self._by_medium[event.medium][name] = parent, tuple(event.token_ids[start : start + event.block_size])
             parent = name
 
     def prompt(self, name: Any) -> list[int]:

@@ -7,6 +7,7 @@ import random
 import socket
 import subprocess
 import sys
+import threading
 import time
 from array import array
 
@@ -36,7 +37,7 @@ from hfpaged.block_manager import BlockManager
 from hfpaged.block_pool import BlockPool
 from hfpaged.kv_events import KVEventsConfig, publishing
 from hfpaged.kv_events.endpoint import Endpoint
-from hfpaged.kv_events.feed import BlockFeed, Change
+from hfpaged.kv_events.feed import BlockFeed, Change, is_in_pool
 from hfpaged.kv_events.publisher import Publisher
 from hfpaged.kv_events.replay_buffer import Batch as KeptBatch
 from hfpaged.kv_events.replay_buffer import ReplayBuffer
@@ -89,6 +90,29 @@ def test_a_mirror_equals_the_index_after_any_traffic(name, tmp_path):
         assert hashes_in(pool) == saved != set()
         router.follow_until(lambda: saved)
         assert {event.medium for event in router.events if isinstance(event, BlockStored)} == {"GPU"}
+
+
+@pytest.mark.parametrize(("name", "num_blocks"), [("llama", 20), ("gemma2", 40)])
+def test_what_lies_in_host_memory_below_the_pool_is_told_as_such(name, num_blocks):
+    model = tiny_models.make(name)
+    cache = PagedCache(model, block_size=BLOCK, num_blocks=num_blocks, swap_space=1 << 16)
+    pool, host = cache.pool, cache.pool.swapping.host
+    whole = [number for number, group in enumerate(pool.groups) if group.window is None]
+    with (
+        kv_events.publish(cache, FREE, replay_endpoint=FREE) as publisher,
+        Subscriber(publisher.endpoint, publisher.replay_endpoint) as router,
+    ):
+        for seed in range(24):
+            generate(model, cache, seed % 9)
+            router.follow_until(lambda: hashes_in(pool))
+        pool.swapping.flush()
+        there = {hash_of(e.digest) for e in host.entries() if all(host.place(e, group) >= 0 for group in whole)}
+        assert there
+        wait_for(lambda: router.catch_up() or set(router.below) == there)
+        cache.reset()
+        pool.drop_prefixes()
+        wait_for(lambda: router.catch_up() or not (router.below or router.blocks))
+        assert any(isinstance(event, BlockRemoved) and event.medium == "CPU" for event in router.events)
 
 
 def test_requests_of_a_batcher_are_followed_and_their_prompts_can_be_read_from_parent_to_parent(llama):
@@ -199,7 +223,7 @@ class Driven:
         self.manager = BlockManager(self.pool, len(windows), BLOCK, list(windows))
         self.prefixes = PrefixCache(self.manager, list(windows))
         self.groups = tuple(LayerGroup(window, (number,)) for number, window in enumerate(windows))
-        self.feed = BlockFeed(self.prefixes.index, list(windows), capacity)
+        self.feed = BlockFeed(self.prefixes.index, is_in_pool, list(windows), capacity, threading.Event())
         self.keys = keys
 
     def publish(self, tokens, withdraw=lambda blocks: ()):
@@ -212,7 +236,7 @@ class Driven:
 
     def changes(self):
         """As the publisher takes them: all anew, or what has changed."""
-        told = [] if not self.feed.take_behind() else [None, *(Change(e, True) for e in self.feed.snapshot())]
+        told = [] if not self.feed.take_behind() else [None, *self.feed.snapshot()]
         return told + self.feed.take(10**6)
 
     def there(self):
@@ -268,10 +292,14 @@ def test_a_snapshot_has_each_parent_before_its_children():
     driven.publish(range(12))
     driven.publish([*range(8), 99, 98, 97, 96])
     seen = set()
-    for entry in driven.feed.snapshot():
+    for entry, _ in driven.feed.snapshot():
         assert entry.parent in seen or entry.parent is entry.root
         seen.add(entry)
     assert len(seen) == 4
+
+
+def entries_of(driven):
+    return [entry for entry, _ in driven.feed.snapshot()]
 
 
 def wire_of(driven, **settings):
@@ -281,7 +309,7 @@ def wire_of(driven, **settings):
 def test_the_bytes_are_those_of_the_structs_that_vllm_declares():
     driven = Driven()
     driven.publish(range(12))
-    first, second, third = driven.feed.snapshot()
+    first, second, third = entries_of(driven)
     changes = [*(Change(entry, True) for entry in (first, second, third)), Change(third, False), Change(second, False)]
     wire = wire_of(driven, data_parallel_rank=1)
     hashes = [hash_of(entry.digest) for entry in (first, second, third)]
@@ -289,20 +317,20 @@ def test_the_bytes_are_those_of_the_structs_that_vllm_declares():
     stored = BlockStored(hashes, None, list(range(12)), BLOCK, None, "GPU", None, **spec)
     removed = BlockRemoved([hashes[2], hashes[1]], "GPU", 0)
     expected = Batch(12.5, [AllBlocksCleared(), stored, removed], 1)
-    assert wire.batch(12.5, [wire.cleared(), *wire.events(changes)]) == msgspec.msgpack.encode(expected)
+    assert wire.batch(12.5, [wire.cleared(), *wire.events(changes, "GPU")]) == msgspec.msgpack.encode(expected)
     old = wire_of(driven, schema="array", int_hashes=False)
     digests = [entry.digest for entry in (first, second, third)]
     stored = OldBlockStored(digests, None, list(range(12)), BLOCK, None, "GPU", None)
     expected = OldBatch(12.5, [OldAllBlocksCleared(), stored, OldBlockRemoved([digests[2], digests[1]], "GPU")], 0)
-    assert old.batch(12.5, [old.cleared(), *old.events(changes)]) == msgspec.msgpack.encode(expected)
+    assert old.batch(12.5, [old.cleared(), *old.events(changes, "GPU")]) == msgspec.msgpack.encode(expected)
 
 
 def test_an_event_ends_where_the_chain_does():
     driven = Driven(num_blocks=40)
     driven.publish(range(8))
     driven.publish([*range(4), 50, 51, 52, 53])
-    a, b, c = driven.feed.snapshot()
-    events = wire_of(driven).events([Change(a, True), Change(b, True), Change(c, True), Change(b, False)])
+    a, b, c = entries_of(driven)
+    events = wire_of(driven).events([Change(a, True), Change(b, True), Change(c, True), Change(b, False)], "GPU")
     assert [(event["type"], len(event["block_hashes"])) for event in events] == [
         ("BlockStored", 2), ("BlockStored", 1), ("BlockRemoved", 1),
     ]  # fmt: skip
@@ -312,10 +340,10 @@ def test_an_event_ends_where_the_chain_does():
 def test_layers_with_a_window_alone_are_told_as_such():
     driven = Driven((6, 10))
     driven.publish(range(8))
-    (event,) = wire_of(driven).events(Change(entry, True) for entry in driven.feed.snapshot())
+    (event,) = wire_of(driven).events(driven.feed.snapshot(), "GPU")
     assert event["kv_cache_spec_kind"] == "sliding_window"
     assert event["kv_cache_spec_sliding_window"] == 6
-    mixed = wire_of(Driven((6, None))).events([Change(driven.feed.snapshot()[0], True)])
+    mixed = wire_of(Driven((6, None))).events(driven.feed.snapshot()[:1], "GPU")
     assert (mixed[0]["group_idx"], mixed[0]["kv_cache_spec_kind"]) == (1, "full_attention")
 
 
@@ -324,7 +352,7 @@ def told(publisher_settings, keys):
     driven = Driven(keys=keys)
     driven.publish(range(8))
     config = KVEventsConfig(endpoint=FREE, **publisher_settings)
-    publisher = Publisher(driven.feed, Wire(config, driven.groups, BLOCK), config, {})
+    publisher = Publisher({"GPU": driven.feed}, Wire(config, driven.groups, BLOCK), config, {})
     publisher.start()
     publisher.close()
     mirror = Mirror()

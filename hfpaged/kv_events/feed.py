@@ -1,4 +1,4 @@
-"""What changes among the published blocks, handed from the threads that change a pool to the one that publishes.
+"""What changes among the blocks of one place, handed from the threads that change it to the one that publishes.
 
 A change waits as (block, whether it is there now). Where too many wait they are dropped, and what is there is told
 anew: whoever follows is told first that all is gone. A snapshot may be read beside changes: each change that it has
@@ -9,13 +9,30 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Callable
 from collections.abc import Sequence as Many
 from operator import attrgetter
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from hfpaged.block_table import GONE
-from hfpaged.prefix_block import PrefixBlock
-from hfpaged.prefix_index import PrefixIndex
+from hfpaged.prefix_block import BlockWatcher, PrefixBlock
+
+
+class Place(Protocol):
+    """Where blocks are: the index of what is published from a pool, or host memory below it."""
+
+    watchers: list[BlockWatcher]
+
+    def entries(self) -> list[PrefixBlock]:
+        """Those that have a block here; may be called by any thread."""
+
+
+Has = Callable[[PrefixBlock, int], bool]  # whether the block of a layer group of an entry is in that place
+
+
+def is_in_pool(entry: PrefixBlock, group: int) -> bool:
+    """Of the blocks of a pool."""
+    return entry.blocks[group] != GONE
 
 
 class Change(NamedTuple):
@@ -24,26 +41,30 @@ class Change(NamedTuple):
 
 
 class BlockFeed:
-    """A BlockWatcher. A block of tokens is there while all layer groups of full attention have it, for without one of
-    them nothing can begin with it; in models that have no such group, while any group has it.
+    """A BlockWatcher of a place. A block of tokens is there while all layer groups of full attention have it, for
+    without one of them nothing can begin with it; in models that have no such group, while any group has it.
+
+    `has_news` is set when there is something to take.
     """
 
-    def __init__(self, index: PrefixIndex, windows: Many[int | None], capacity: int) -> None:
-        self._index, self._capacity = index, capacity
+    def __init__(
+        self, place: Place, has: Has, windows: Many[int | None], capacity: int, has_news: threading.Event
+    ) -> None:
+        self._place, self._has, self._capacity, self.has_news = place, has, capacity, has_news
         self._whole = [group for group, window in enumerate(windows) if window is None]
+        self._groups = self._whole or range(len(windows))
         self._changes: deque[Change] = deque()
         self._is_behind = True  # all that is there is to be told
         self._num_dropped = self._num_dropped_before = 0
-        self.has_news = threading.Event()
 
     def start(self) -> None:
         """Tell of all that is there, and of what changes from now on."""
-        self._index.watchers = [*self._index.watchers, self]  # others may be going through the old list
+        self._place.watchers = [*self._place.watchers, self]  # others may be going through the old list
         self.has_news.set()
 
     def stop(self) -> None:
         """Changes are no longer noticed; those that wait can still be taken."""
-        self._index.watchers = [watcher for watcher in self._index.watchers if watcher is not self]
+        self._place.watchers = [watcher for watcher in self._place.watchers if watcher is not self]
 
     def stored(self, entry: PrefixBlock, group: int) -> None:
         """As BlockWatcher has it."""
@@ -77,23 +98,23 @@ class BlockFeed:
         try:
             while len(taken) < most:
                 taken.append(self._changes.popleft())
-        except IndexError:  # those who change the pool may empty it meanwhile, too
+        except IndexError:  # those who change the place may empty it meanwhile, too
             pass
         return taken
 
-    def snapshot(self) -> list[PrefixBlock]:
+    def snapshot(self) -> list[Change]:
         """What is there, each behind its parent."""
-        return sorted(filter(self.is_there, self._index.entries()), key=attrgetter("number"))
+        there = sorted(filter(self._is_there, self._place.entries()), key=attrgetter("number"))
+        return [Change(entry, True) for entry in there]
 
-    def is_there(self, entry: PrefixBlock) -> bool:
-        """Now."""
-        return all(entry.blocks[group] != GONE for group in self._whole) if self._whole else not entry.is_gone
+    def _is_there(self, entry: PrefixBlock) -> bool:
+        each = (self._has(entry, group) for group in self._groups)
+        return all(each) if self._whole else any(each)
 
     def _decides(self, entry: PrefixBlock, group: int) -> bool:
         """Whether `entry` came or went with the block of `group`, by what the other groups have."""
-        if not self._whole:
-            return all(block == GONE for other, block in enumerate(entry.blocks) if other != group)
-        return group in self._whole and all(entry.blocks[other] != GONE for other in self._whole if other != group)
+        others = (self._has(entry, other) for other in self._groups if other != group)
+        return group in self._groups and (all(others) if self._whole else not any(others))
 
     def _put(self, change: Change) -> None:
         if len(self._changes) >= self._capacity:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import zmq
 
@@ -24,7 +24,7 @@ MOST_CHANGES = 4096  # of one batch
 
 
 class Publisher:
-    """Publishes what a feed tells, from `start` to `close`.
+    """Publishes what feeds tell, by medium, from `start` to `close`. They wake it by one event.
 
     endpoint, replay_endpoint    where its sockets are, with the ports that were free
     counts                       how many blocks it has told to be "stored" and "removed", how often that all is
@@ -32,11 +32,12 @@ class Publisher:
     """
 
     def __init__(
-        self, feed: BlockFeed, wire: Wire, config: KVEventsConfig, counts: dict[str, int],
+        self, feeds: Mapping[str, BlockFeed], wire: Wire, config: KVEventsConfig, counts: dict[str, int],
         clock: Callable[[], float] = time.time,
     ) -> None:  # fmt: skip
         self.counts = counts
-        self._feed, self._wire, self._config, self._clock = feed, wire, config, clock
+        self._feeds, self._wire, self._config, self._clock = feeds, wire, config, clock
+        self._has_news = next(iter(feeds.values())).has_news
         self._sockets = Sockets(config)
         self.endpoint, self.replay_endpoint = self._sockets.endpoint, self._sockets.replay_endpoint
         self._topic, self._number = config.topic.encode(), 0
@@ -47,16 +48,18 @@ class Publisher:
 
     def start(self) -> None:
         """All that is there is published first."""
-        self._feed.start()
+        for feed in self._feeds.values():
+            feed.start()
         self._thread.start()
         if self._sockets.replays is not None:
             self._replays = ReplayServer(self._sockets.replays, self._buffer, self._everything)
 
     def close(self) -> None:
         """What has changed before is published, and the ports are free afterwards."""
-        self._feed.stop()
+        for feed in self._feeds.values():
+            feed.stop()
         self._is_over.set()
-        self._feed.has_news.set()
+        self._has_news.set()
         if self._thread.ident is not None:
             self._thread.join()
         if self._replays is not None:
@@ -65,9 +68,9 @@ class Publisher:
 
     def _run(self) -> None:
         while not self._is_over.is_set():
-            self._feed.has_news.wait()
+            self._has_news.wait()
             self._is_over.wait(PAUSE)
-            self._feed.has_news.clear()
+            self._has_news.clear()
             if not self._publish_news():
                 self._is_over.wait(PAUSE_OF_FAILURE)
         self._publish_news()
@@ -77,25 +80,29 @@ class Publisher:
             self._publish_changes()
         except Exception:
             logger.exception("some KV events were not published; all will be told anew")
-            self._feed.fall_behind()
+            for feed in self._feeds.values():
+                feed.fall_behind()
             return False
         return True
 
     def _publish_changes(self) -> None:
-        self._count("dropped", self._feed.take_dropped())
-        if self._feed.take_behind():
+        self._count("dropped", sum(feed.take_dropped() for feed in self._feeds.values()))
+        are_behind = [feed.take_behind() for feed in self._feeds.values()]
+        if any(are_behind):  # one word clears all media
             self._send([self._wire.cleared()])
             self._count("cleared", 1)
-            there = self._there()
-            for start in range(0, len(there), MOST_CHANGES):
-                self._tell(there[start : start + MOST_CHANGES])
-        while changes := self._feed.take(MOST_CHANGES):
-            self._tell(changes)
+            for medium, feed in self._feeds.items():
+                there = feed.snapshot()
+                for start in range(0, len(there), MOST_CHANGES):
+                    self._tell(there[start : start + MOST_CHANGES], medium)
+        for medium, feed in self._feeds.items():
+            while changes := feed.take(MOST_CHANGES):
+                self._tell(changes, medium)
 
-    def _tell(self, changes: Iterable[Change]) -> None:
-        told = [change for change in changes if self._is_told(change)]
+    def _tell(self, changes: Iterable[Change], medium: str) -> None:
+        told = list(filter(self._is_told, changes))
         if told:
-            self._send(self._wire.events(told))
+            self._send(self._wire.events(told, medium))
             stored = sum(change.is_there for change in told)
             self._count("stored", stored)
             self._count("removed", len(told) - stored)
@@ -110,11 +117,10 @@ class Publisher:
         self._sockets.events.send_multipart((self._topic, batch.number.to_bytes(8, "big"), batch.payload), zmq.NOBLOCK)
 
     def _everything(self) -> bytes:
-        return self._wire.batch(self._clock(), [self._wire.cleared(), *self._wire.events(self._there())])
-
-    def _there(self) -> list[Change]:
-        there = (Change(entry, True) for entry in self._feed.snapshot())
-        return list(filter(self._is_told, there))
+        events = [self._wire.cleared()]
+        for medium, feed in self._feeds.items():
+            events += self._wire.events(filter(self._is_told, feed.snapshot()), medium)
+        return self._wire.batch(self._clock(), events)
 
     def _is_told(self, change: Change) -> bool:
         entry = change.entry

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
@@ -70,13 +71,17 @@ def require_libraries() -> None:
 def _publisher(config: KVEventsConfig, pool: Any) -> Publisher:
     require_libraries()
     # Not before somebody wants events.
-    from hfpaged.kv_events.feed import BlockFeed
+    from hfpaged.kv_events.feed import BlockFeed, is_in_pool
     from hfpaged.kv_events.publisher import Publisher
     from hfpaged.kv_events.sockets import warn_if_seen
-    from hfpaged.kv_events.wire import Wire
+    from hfpaged.kv_events.wire import HOST_MEDIUM, OWN_MEDIUM, Wire
 
-    feed = BlockFeed(pool.prefixes.index, [group.window for group in pool.groups], config.max_queue_size)
-    publisher = Publisher(feed, Wire(config, pool.groups, pool.block_size), config, pool.counts.block_events)
+    windows, has_news = [group.window for group in pool.groups], threading.Event()
+    rest = windows, config.max_queue_size, has_news
+    feeds = {OWN_MEDIUM: BlockFeed(pool.prefixes.index, is_in_pool, *rest)}
+    if pool.swapping is not None and pool.swapping.host is not None:
+        feeds[HOST_MEDIUM] = BlockFeed(pool.swapping.host, pool.swapping.host.has, *rest)
+    publisher = Publisher(feeds, Wire(config, pool.groups, pool.block_size), config, pool.counts.block_events)
     warn_if_seen(config.endpoints)
     return publisher
 

@@ -16,8 +16,8 @@ from hfpaged.kv_events.feed import Change
 from hfpaged.layer_groups import LayerGroup
 from hfpaged.prefix_block import PrefixBlock, Root
 
-# vLLM's word for the memory of the engine itself, which is what routers weigh; on a CPU, too.
-OWN_MEDIUM = "GPU"
+# vLLM's words, which are what routers weigh: the memory of the engine itself, on a CPU too, and the host's below it.
+OWN_MEDIUM, HOST_MEDIUM = "GPU", "CPU"
 # Of the hash of a salt so much is told: routers may tell tenants apart, and none takes it for the hash of an image.
 SALT_DIGITS = 16
 
@@ -41,7 +41,7 @@ class Wire:
         """`time` in seconds since 1970."""
         return _encode([time, events, self._config.data_parallel_rank])
 
-    def events(self, changes: Iterable[Change], medium: str = OWN_MEDIUM) -> list[Any]:
+    def events(self, changes: Iterable[Change], medium: str) -> list[Any]:
         """As few as say it: blocks that are stored one behind the other share one, and so do those removed in a row."""
         events: list[Any] = []
         for is_there, entries in _runs(changes):
