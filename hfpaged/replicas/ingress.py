@@ -37,11 +37,7 @@ class Ingress:
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         """Ray Serve asks for the application here."""
-        door = Door(self._recipe.options, self._facts["max_body_bytes"])
-        for_all = ForAll(self._calls)
-        routes = [route for router in ROUTERS for route in router.routes]
-        guarded = Guarded([*routes, *(Route(path, lambda _: None) for path in for_all.own_paths)])
-        return Entrance(Gate(Handover(self._calls, for_all, self._hashing), door, guarded))
+        return ingress_app(self._calls, Door(self._recipe.options, self._facts["max_body_bytes"]), self._hashing)
 
 
 class Door:
@@ -111,6 +107,14 @@ def _without_name(message: Message) -> Message:
     if message["type"] != "http.response.start":
         return message
     return {**message, "headers": [pair for pair in message["headers"] if pair[0].lower() != REQUEST_ID]}
+
+
+def ingress_app(calls: ReplicaCalls, door: Door, hashing: Hashing) -> ASGIApp:
+    """The ASGI application of an ingress."""
+    for_all = ForAll(calls)
+    routes = [route for router in ROUTERS for route in router.routes]
+    guarded = Guarded([*routes, *(Route(path, lambda _: None) for path in for_all.own_paths)])
+    return Entrance(Gate(Handover(calls, for_all, hashing), door, guarded))
 
 
 async def _live(receive: Receive, send: Send) -> None:
