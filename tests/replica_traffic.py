@@ -26,10 +26,10 @@ class Traffic:
     """
 
     prompts: int = 8
-    length: int = 48
+    length: int = 96
     skew: float = 0.0
-    requests: int = 400
-    per_step: float = 0.25
+    requests: int = 160
+    per_step: float = 0.5
     seed: int = 0
 
     def arrivals(self):

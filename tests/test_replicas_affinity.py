@@ -136,8 +136,8 @@ def test_memory_is_bounded():
     recent = RecentPrefixes(limit=10)
     recent.note("a", range(25), 0.0)
     assert recent.placed("a") == 10
-    assert recent.matched("a", list(range(25)), (), 1.0) == 25
-    assert recent.matched("a", list(range(15)), (), 1.0) == 0
+    assert recent.matched("a", {each: each + 1 for each in range(25)}, frozenset(), 1.0) == 25
+    assert recent.matched("a", {each: each + 1 for each in range(15)}, frozenset(), 1.0) == 0
 
 
 def test_the_router_knows_loads_better_than_stats_that_were_told_a_while_ago():

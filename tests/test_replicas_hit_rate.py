@@ -13,32 +13,33 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 BLOCKS = 288
 
 
-@pytest.mark.parametrize(("seed", "ingresses"), [(0, 1), (2, 2)])
+@pytest.mark.parametrize(("seed", "ingresses"), [(0, 1), (3, 2)])
 def test_eight_system_prompts_hit_as_on_one_replica_and_much_more_than_in_turn(seed, ingresses):
-    one, near, turn = hit_rates(Traffic(length=96, requests=240, seed=seed), BLOCKS, ingresses=ingresses)
+    one, near, turn = hit_rates(Traffic(seed=seed), BLOCKS, ingresses=ingresses)
     assert one.hit_rate > 0.75
     assert near.hit_rate >= 0.9 * one.hit_rate
     assert near.hit_rate >= 1.5 * turn.hit_rate
-    assert min(near.sent.values()) > 240 / 4
+    assert min(near.sent.values()) > 160 / 4
     assert near.step < 1.05 * turn.step  # nobody waits longer for it
 
 
 def test_some_prompts_that_are_asked_for_more_than_others_do_not_draw_all_to_one_replica():
-    one, near, turn = hit_rates(Traffic(length=96, requests=240, skew=1.0), BLOCKS)
+    one, near, turn = hit_rates(Traffic(skew=1.0), BLOCKS)
+    assert one.hit_rate > 0.75
     assert near.hit_rate >= 0.9 * one.hit_rate
     assert near.hit_rate >= 1.2 * turn.hit_rate
-    assert min(near.sent.values()) > 240 / 4
+    assert min(near.sent.values()) > 160 / 4
 
 
 def test_more_prompts_than_all_pools_hold_hit_no_less_than_on_one_replica():
-    one, near, turn = hit_rates(Traffic(length=96, prompts=24, requests=240), BLOCKS)
-    assert one.hit_rate < 0.5
+    one, near, turn = hit_rates(Traffic(prompts=24), BLOCKS)
+    assert 0.2 < one.hit_rate < 0.5
     assert near.hit_rate >= 0.9 * one.hit_rate
     assert near.hit_rate >= 1.5 * turn.hit_rate
 
 
 def test_what_replicas_publish_is_what_their_pools_have():
-    _, near, _ = hit_rates(Traffic(length=96, requests=40), BLOCKS)
+    _, near, _ = hit_rates(Traffic(requests=40), BLOCKS)
     for name, batcher in near.batchers.items():
         index = batcher.pool.prefixes.index
         told = set(as_numbers(near.reporters[name].stats()["prefixes"]))

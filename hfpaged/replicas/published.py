@@ -12,6 +12,8 @@ from hfpaged.replicas.routing_hash import RoutingHash
 
 # Hashes that are told at most, 8 bytes each: 16 KiB each second from a replica to each that sends to it.
 MOST_TOLD = 2048
+# Of larger pools, so many times the limit of the last used blocks are looked at, which takes 5 ms.
+LOOKED_AT = 8
 # Chains remembered beside those that are there: blocks may come behind one that has left its window.
 REMEMBERED = 4096
 
@@ -73,14 +75,18 @@ class PublishedPrefixes:
 
         Where there are more blocks, those are told behind which chains part or end, and of the others those whose
         depth is a power of two: a request that leaves a chain between two of them is taken for at least half as well
-        known as it is.
+        known as it is. What is left of the limit is filled up.
         """
         with self._lock:
-            places = list(self._places.items())
-        places.reverse()
-        if len(places) > limit:
-            places = [told for told in places if told[1].tells_much][:limit]
-        return b"".join(digest for digest, _ in places)
+            digests = list(self._places)[-LOOKED_AT * limit :]
+        digests.reverse()
+        if len(digests) > limit:
+            digests = list(dict.fromkeys([*filter(self._tells_much, digests), *digests]))[:limit]
+        return b"".join(digests)
+
+    def _tells_much(self, digest: bytes) -> bool:
+        place = self._places.get(digest)
+        return place is not None and place.tells_much
 
     def _place_of(self, block: PrefixBlock | Root) -> tuple[bytes, _Place] | None:
         """Hash and place of just this block, None where it is not there."""

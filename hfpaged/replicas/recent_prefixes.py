@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection, Iterable
+import itertools
+from collections.abc import Collection, Iterable, Mapping
 
 # Hashes per replica: chains of 4096 tokens of 256 requests, in about 6 MB.
 MOST_REMEMBERED = 1 << 16
@@ -27,15 +27,13 @@ class RecentPrefixes:
         while len(sent) > self._limit or (sent and now - next(iter(sent.values())) > self._seconds):
             del sent[next(iter(sent))]
 
-    def matched(self, replica: str, hashes: Collection[int], told: Collection[int], now: float) -> int:
-        """How many blocks of a prompt the replica has, by the last one that it tells of or that was sent there."""
+    def matched(self, replica: str, depths: Mapping[int, int], told: frozenset[int], now: float) -> int:
+        """How many blocks of a prompt the replica has, by the last one that it tells of or that was sent there; the
+        prompt's hashes have their depths, from 1 on.
+        """
         sent = self._sent.get(replica, {})
-        left = len(hashes)
-        for each in reversed(list(hashes)):
-            if each in told or now - sent.get(each, -math.inf) < self._seconds:
-                return left
-            left -= 1
-        return 0
+        lately = (each for each in sent.keys() & depths.keys() if now - sent[each] < self._seconds)
+        return max((depths[each] for each in itertools.chain(told.intersection(depths), lately)), default=0)
 
     def placed(self, replica: str) -> int:
         """How much was lately sent there, each prefix once."""

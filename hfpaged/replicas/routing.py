@@ -30,13 +30,12 @@ class Routing:
 
         `told` are routing stats by replica; `loads` requests there as far as they are known, else its stats say.
         """
-        numbers = as_numbers(hashes)
+        depths = {each: depth for depth, each in enumerate(as_numbers(hashes), 1)}
         now = self._clock()
-        self._recent.keep(told)
-        candidates = [self._candidate(name, told[name], loads.get(name), numbers, now) for name in told]
-        best = [each.name for each in ranked(candidates, len(numbers), self._thresholds, self._rng)]
+        candidates = [self._candidate(name, told[name], loads.get(name), depths, now) for name in told]
+        best = [each.name for each in ranked(candidates, len(depths), self._thresholds, self._rng)]
         if best:
-            self._recent.note(best[0], numbers, now)
+            self._recent.note(best[0], depths, now)
         return best
 
     def sent(self, hashes: bytes, replica: str) -> None:
@@ -48,11 +47,11 @@ class Routing:
         self._recent.keep(replicas)
         self._told = {name: told for name, told in self._told.items() if name in replicas}
 
-    def _candidate(self, name: str, told: Any, load: int | None, hashes: Collection[int], now: float) -> Candidate:
+    def _candidate(self, name: str, told: Any, load: int | None, depths: Mapping[int, int], now: float) -> Candidate:
         stats = self._stats(name, told)
         return Candidate(
             name,
-            self._recent.matched(name, hashes, stats.prefixes, now),
+            self._recent.matched(name, depths, stats.prefixes, now),
             stats.running + stats.waiting if load is None else load,
             stats.seats,
             stats.free,
