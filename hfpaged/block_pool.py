@@ -126,10 +126,17 @@ class BlockPool:
             self._refcounts[block] = 1
         fresh = range(self.high_water, min(self.high_water + count - recycled, self.num_blocks))
         self._refcounts.extend(1 for _ in fresh)
-        evicted = [self._evict() for _ in range(count - recycled - len(fresh))]
-        for block in evicted:
-            self._refcounts[block] = 1
-        return taken + list(fresh) + evicted
+        taken += fresh
+        try:
+            for _ in range(count - len(taken)):
+                taken.append(self._evict())
+                self._refcounts[taken[-1]] = 1
+        except BaseException:  # Ctrl-C, while somebody looked at what was evicted
+            for block in taken:
+                self._refcounts[block] = 0
+            self._released += taken
+            raise
+        return taken
 
     def acquire(self, block: int) -> None:
         """One more table holds `block`, which must be in use or cached."""
@@ -180,7 +187,8 @@ class BlockPool:
     def drop_cached(self) -> int:
         """Forget all cached blocks; how many there were."""
         count = len(self._cached)
-        self._released += [self._evict() for _ in range(count)]
+        for _ in range(count):
+            self._released.append(self._evict())
         return count
 
     def _evict(self) -> int:
@@ -188,7 +196,11 @@ class BlockPool:
         block = next(iter(self._cached))
         del self._cached[block]
         self._published.remove(block)
-        self.on_evict(block)
+        try:
+            self.on_evict(block)
+        except BaseException:
+            self._released.append(block)
+            raise
         return block
 
     def check_integrity(self, tables: Iterable[Iterable[int]]) -> None:

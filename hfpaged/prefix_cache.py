@@ -121,12 +121,15 @@ class PrefixCache:
     ) -> PrefixBlock | None:
         parent = chain.blocks[-1] if chain.blocks else chain.root
         own = [table.block(number) for table in sequence.tables]
-        entry = self.index.publish(parent, chain.block_items(number, self._manager.block_size), own, origin)
-        if entry is not None:
-            for table, block, published in zip(sequence.tables, own, entry.blocks, strict=True):
-                if block == published != GONE:
+        try:
+            entry = self.index.publish(parent, chain.block_items(number, self._manager.block_size), own, origin)
+        finally:  # Ctrl-C too: what the index knows the pool knows
+            for block in own:
+                if self.index.holds(block):
                     self._pool.publish(block)
-                elif merge and GONE not in (block, published):
+        if entry is not None and merge:
+            for table, block, published in zip(sequence.tables, own, entry.blocks, strict=True):
+                if block != published and GONE not in (block, published):
                     table.replace(number, published)
         return entry
 

@@ -178,10 +178,12 @@ class PrefixIndex:
         entry.blocks[group] = GONE
         self.counts.evictions += 1
         entry.evicted_at = self.clock()
-        for watcher in self.watchers:
-            watcher.removed(entry, group, block)
-        if entry.is_gone:
-            self._remember(entry)
+        try:
+            for watcher in self.watchers:
+                watcher.removed(entry, group, block)
+        finally:
+            if entry.is_gone:
+                self._remember(entry)
 
     def lost_below(self, entry: PrefixBlock) -> None:
         """The contents of a block of `entry` are in host memory no longer."""
