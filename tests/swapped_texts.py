@@ -4,6 +4,7 @@ number made of all tokens up to there, so that a block with the contents of anot
 
 from __future__ import annotations
 
+import contextlib
 import zlib
 from array import array
 from itertools import count
@@ -30,6 +31,26 @@ class FakeTier:
     def __init__(self, most=10**9):
         self.rows, self.damaged, self.most = {}, False, most
         self.calls = []
+
+    has_read = False
+
+    def wants(self, entry, group):
+        return (self._name(entry), group) not in self.rows
+
+    def prepare(self, root, items, limit):
+        pass
+
+    def used(self, entries):
+        pass
+
+    def fetch(self, wanted):
+        return False
+
+    def looking_ahead(self):
+        return contextlib.nullcontext()
+
+    def wait(self, seconds):
+        pass
 
     def put(self, entry, group, row):
         self.calls.append("put")
