@@ -13,23 +13,21 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from hfpaged import compat, patching
 from hfpaged.cache_pool import PoolSpec, check_pageable, config_of, is_encoder_decoder, pool_for
-from hfpaged.cache_stats import CacheStats
-from hfpaged.config import DEFAULT_BLOCK_SIZE
+from hfpaged.config import DEFAULT_BLOCK_SIZE, DEFAULT_STORE_SIZE
 from hfpaged.errors import CacheMismatchError, InvalidConfigError, StreamingError, UnsupportedModelError
 from hfpaged.explain import Decoder
 from hfpaged.kv_format import Spec
 from hfpaged.kv_pool import KVPool
 from hfpaged.kv_scales import KVScales
 from hfpaged.layer_groups import group_layers
-from hfpaged.memory_account import MemoryAccount
 from hfpaged.pageable import windows_of
-from hfpaged.prefix_block import Origin
 from hfpaged.prefix_lookup import PrefixLookup
 from hfpaged.prefix_report import PrefixReport
 from hfpaged.row_cache import RowCache, own_part
 from hfpaged.rows import Rows
 from hfpaged.step_plan import has_padding, plan_step
 from hfpaged.streaming_support import make_streaming
+from hfpaged.tiers_spec import TiersSpec
 
 
 class PagedCache(RowCache):
@@ -63,6 +61,8 @@ class PagedCache(RowCache):
         debug: poison freed blocks and trace each block, see KVPool; default: as HFPAGED_DEBUG says.
         sinks: see `window`. Default: 4, which is enough for most models; without any they lose their way.
         swap_space: "4GiB" of host memory for evicted prefixes, which come back when that is cheaper than computing.
+        prefix_store: a directory of at most `prefix_store_size` bytes, for prefixes that other processes on this
+            machine with the same model, formats and salt computed, and for what this one does. See add_prefix_store.
 
     Raises:
         InvalidConfigError: sizes or dtypes that cannot work.
@@ -88,12 +88,15 @@ class PagedCache(RowCache):
         sinks: int | None = None,
         debug: bool | None = None,
         swap_space: int | str = 0,
+        prefix_store: str | os.PathLike[str] | None = None,
+        prefix_store_size: int | str = DEFAULT_STORE_SIZE,
     ) -> None:
         config = config_of(model, config)
         self._is_encoder_decoder = is_encoder_decoder(config)
         check_pageable(model, config)
         layers = compat.default_layers(config)
-        spec = PoolSpec(block_size, memory, num_blocks, kv_dtype, kv_scales, debug, swap_space)
+        below = TiersSpec(swap_space, prefix_store, prefix_store_size)
+        spec = PoolSpec(block_size, memory, num_blocks, kv_dtype, kv_scales, debug, below)
         pool = pool_for(model, config, group_layers(windows_of(config, layers)), pool, spec)
         if salt is not None and not isinstance(salt, str):
             raise InvalidConfigError(f"salt={salt!r} is no text; give a str that others do not know, or None")
@@ -201,24 +204,6 @@ class PagedCache(RowCache):
     def lookup(self) -> PrefixLookup:
         """What was found of the last prompts."""
         return self._lookup
-
-    @property
-    def stored_tokens(self) -> int:
-        """Of all rows, padding not counted."""
-        return sum(sequence.length for sequence in self._rows.sequences)
-
-    def computed_by(self, origin: Origin) -> None:
-        """What is computed from now on stands for this one."""
-        self._rows.tokens.origin = origin
-
-    def look_at_memory(self, account: MemoryAccount) -> None:
-        """Let somebody note what the rows hold now."""
-        with self.pool.changing():
-            account.look(self.pool.blocks, self._rows.sequences)
-
-    def stats(self) -> CacheStats:
-        """What the pool of this cache holds now, all caches on it together."""
-        return self.pool.stats()
 
     def explain_last(self, tokenizer: Decoder | None = None) -> list[PrefixReport]:
         """For each row of the last batch that began with this cache: how much of its prompt was known when it came,

@@ -18,7 +18,9 @@ from hfpaged.kv_scales import KVScales
 from hfpaged.kv_storage import PartScales
 from hfpaged.layer_groups import LayerGroup
 from hfpaged.pageable import why_refused
+from hfpaged.prefix_store_tier import add_prefix_store
 from hfpaged.tensor_parallel import ranks_of
+from hfpaged.tiers_spec import NO_TIERS, TiersSpec
 
 
 def config_of(model: nn.Module | None, config: PreTrainedConfig | None) -> PreTrainedConfig:
@@ -54,7 +56,7 @@ class PoolSpec:
     kv_dtype: Spec
     kv_scales: KVScales | str | os.PathLike[str] | None
     debug: bool | None = None
-    swap_space: int | str = 0
+    below: TiersSpec = NO_TIERS
 
 
 def pool_for(
@@ -67,9 +69,9 @@ def pool_for(
     """
     ranks = ranks_of(model)
     if pool is None:
-        if spec.swap_space and ranks_of(model) is not None:
+        if spec.below.said and ranks is not None:
             raise InvalidConfigError(
-                f"swap_space={spec.swap_space!r}, and several processes compute this model: each would decide by its "
+                f"{spec.below.said}, and several processes compute this model: each would decide by its "
                 "own measurements what comes back, and they must all compute the same tokens; leave it out"
             )
         kv_format, scales = _format(model, groups, spec)
@@ -78,9 +80,11 @@ def pool_for(
                 check_dims(each, dim, dim)
         pool = KVPool(
             groups, block_size=spec.block_size, kv_format=kv_format, memory=spec.memory, num_blocks=spec.num_blocks,
-            scales=scales, debug=spec.debug, swap_space=spec.swap_space,
+            scales=scales, debug=spec.debug, swap_space=spec.below.swap_space,
         )  # fmt: skip
         pool.ranks = ranks
+        if spec.below.prefix_store is not None:
+            add_prefix_store(pool, spec.below.prefix_store, spec.below.prefix_store_size)
         return pool
     if pool.is_of_several_ranks:
         raise InvalidConfigError(
@@ -89,9 +93,9 @@ def pool_for(
         )
     if (spec.memory, spec.num_blocks, spec.kv_scales) != (None, None, None):
         raise InvalidConfigError("pool= brings its own size and scales; leave memory=, num_blocks= and kv_scales= out")
-    if spec.swap_space:
+    if spec.below.said:
         raise InvalidConfigError(
-            f"pool= is there already, so swap_space={spec.swap_space!r} comes too late; say it where the pool is made"
+            f"pool= is there already, so {spec.below.said} comes too late; say it where the pool is made"
         )
     if spec.debug is not None and spec.debug != (pool.debug is not None):
         is_in = "in" if pool.debug else "not in"

@@ -8,6 +8,7 @@ import re
 from hfpaged.errors import InvalidConfigError
 
 DEFAULT_BLOCK_SIZE = 16
+DEFAULT_STORE_SIZE = "10GiB"  # of a prefix store
 _UNITS = {"": 1, "b": 1}
 _UNITS |= {f"{prefix}b": 1000**power for power, prefix in enumerate("kmgt", start=1)}
 _UNITS |= {f"{prefix}ib": 1024**power for power, prefix in enumerate("kmgt", start=1)}

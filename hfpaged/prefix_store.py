@@ -20,7 +20,6 @@ from hfpaged.tensor_file import parse_file, write_file
 
 logger = logging.getLogger("hfpaged")
 
-DEFAULT_LIMIT = 10 * 2**30
 # A disk that cannot be written is left alone for so long.
 REST_SECONDS = 60.0
 # Seconds by which a block counts as used before the one in front of it, so that the end of a prefix goes first, however
@@ -58,7 +57,7 @@ class PrefixStore:
     Raises InvalidConfigError for a directory that cannot be used.
     """
 
-    def __init__(self, path: str | os.PathLike[str], facts: StoreFacts, limit: int = DEFAULT_LIMIT) -> None:
+    def __init__(self, path: str | os.PathLike[str], facts: StoreFacts, limit: int) -> None:
         self.folder = StoreFolder(path, check_limit(limit))
         self.facts = facts
         self.counts = StoreCounts()

@@ -21,12 +21,12 @@ from torch import Tensor
 
 from hfpaged.block_rows import BlockRows
 from hfpaged.block_table import GONE
-from hfpaged.config import parse_bytes
+from hfpaged.config import DEFAULT_STORE_SIZE, format_bytes, parse_bytes
 from hfpaged.errors import PrefixFileError
 from hfpaged.fingerprint import single_device
 from hfpaged.prefix_block import PrefixBlock, Root
 from hfpaged.prefix_manifest import LayerKind
-from hfpaged.prefix_store import DEFAULT_LIMIT, PrefixStore
+from hfpaged.prefix_store import PrefixStore
 from hfpaged.prefix_store_block import Addresses, BlockAddress, StoreFacts
 from hfpaged.prefix_store_layout import StoreLayout
 from hfpaged.prefix_store_reader import StoreReader
@@ -57,7 +57,8 @@ class StoreTier:
         weakref.finalize(pool, _end, self.writer, self.reader).atexit = False
 
     def __str__(self) -> str:
-        return f"a prefix store in {str(self.store.folder.path)!r}"
+        folder = self.store.folder
+        return f"a prefix store in {str(folder.path)!r}, at most {format_bytes(folder.limit)}"
 
     @property
     def has_read(self) -> bool:
@@ -150,6 +151,14 @@ class StoreTier:
                     if block != GONE:
                         self.stored(entry, group)
 
+    def read_ahead(self) -> None:
+        """See Tier."""
+        self.reads_ahead = True
+
+    def settle(self, seconds: float) -> None:
+        """See Tier."""
+        self.writer.flush(seconds)
+
     def clear(self) -> None:
         """See Tier: files belong to others as well, and stay."""
         self.writer.forget()
@@ -211,13 +220,13 @@ class StoreTier:
 
 
 def add_prefix_store(
-    pool: KVPool, path: str | os.PathLike[str], size: int | str = DEFAULT_LIMIT
+    pool: KVPool, path: str | os.PathLike[str], size: int | str = DEFAULT_STORE_SIZE
 ) -> StoreTier:  # fmt: skip
     """Let a pool begin with what others wrote into a directory, of at most `size` bytes, and write there what it
     computes. Raises InvalidConfigError for a directory that cannot be used or a size that is none.
     """
     facts = StoreFacts(pool.block_size, pool.kv_format, pool.groups)
-    tier = StoreTier(pool, PrefixStore(path, facts, parse_bytes(size)))
+    tier = StoreTier(pool, PrefixStore(path, facts, parse_bytes(size, "prefix_store_size")))
     pool.add_tier(tier)
     with pool.changing():
         pool.prefixes.index.watchers.append(tier)

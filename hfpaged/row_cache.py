@@ -11,9 +11,12 @@ from transformers import DynamicCache
 from transformers.cache_utils import Cache
 
 from hfpaged import compat
+from hfpaged.cache_stats import CacheStats
 from hfpaged.kv_pool import KVPool
+from hfpaged.memory_account import MemoryAccount
 from hfpaged.memory_map import MemoryMap
 from hfpaged.paged_layer import PagedLayer
+from hfpaged.prefix_block import Origin
 from hfpaged.rows import Rows
 from hfpaged.state_layer import paged_layer
 
@@ -45,6 +48,24 @@ class RowCache(DynamicCache):
     def memory_map(self) -> MemoryMap:
         """Which sequence holds which block of the pool now, the rows of this cache first: to print, or to `plot()`."""
         return self.pool.memory_map(self._rows)
+
+    @property
+    def stored_tokens(self) -> int:
+        """Of all rows, padding not counted."""
+        return sum(sequence.length for sequence in self._rows.sequences)
+
+    def computed_by(self, origin: Origin) -> None:
+        """What is computed from now on stands for this one."""
+        self._rows.tokens.origin = origin
+
+    def look_at_memory(self, account: MemoryAccount) -> None:
+        """Let somebody note what the rows hold now."""
+        with self.pool.changing():
+            account.look(self.pool.blocks, self._rows.sequences)
+
+    def stats(self) -> CacheStats:
+        """What the pool of this cache holds now, all caches on it together."""
+        return self.pool.stats()
 
     @property
     def _own_layers(self) -> list[Any]:

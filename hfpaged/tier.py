@@ -69,6 +69,12 @@ class Tier(Protocol):
     def wait(self, seconds: float) -> None:
         """Until all that is under way has come, at most so long. Not under the lock of the pool."""
 
+    def read_ahead(self) -> None:
+        """From now on `fetch` is called before anything is wanted, and only what it has read is found."""
+
+    def settle(self, seconds: float) -> None:
+        """Wait until what was put here is safe, at most so long. Not under the lock of the pool."""
+
     def clear(self) -> None:
         """The pool forgets its prefixes: forget those that belong to nobody else."""
 

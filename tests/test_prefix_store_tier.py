@@ -220,7 +220,7 @@ def test_forgetting_prefixes_leaves_files_that_belong_to_others_too(tmp_path):
 
 def test_a_pool_has_one_store(tmp_path):
     cache, _ = service(shared("llama"), tmp_path)
-    with pytest.raises(InvalidConfigError, match=r"has a prefix store in .* below it already"):
+    with pytest.raises(InvalidConfigError, match=r"has a prefix store in .*, at most 10.0 GiB below it already"):
         add_prefix_store(cache.pool, tmp_path)
 
 

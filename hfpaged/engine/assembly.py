@@ -28,7 +28,7 @@ from hfpaged.engine.sequence_maker import SequenceMaker
 from hfpaged.engine.shadow_support import check_shadow
 from hfpaged.engine.sizing import PoolSizing, default_share, size_pool
 from hfpaged.engine.spec import EngineSpec
-from hfpaged.engine.swap_support import check_swapping
+from hfpaged.engine.swap_support import check_swapping, read_ahead, settle_store, told_store
 from hfpaged.engine.trial import refusing, try_out
 from hfpaged.errors import InvalidConfigError, RequestTooLongError
 from hfpaged.kv_pool import KVPool
@@ -37,6 +37,7 @@ from hfpaged.packed_cache import PackedCache
 from hfpaged.prepack import is_prepacked, prepack, prepack_report, unprepack
 from hfpaged.prepack_gain import BATCH_ROWS
 from hfpaged.ranks import Ranks
+from hfpaged.tiers_spec import NO_TIERS, TiersSpec
 
 logger = logging.getLogger("hfpaged")
 
@@ -106,6 +107,7 @@ class Assembly:
             "adapters": self.router.describe(),
             "prefix_sharing": self.engine.shares_prefixes,
             "swap_bytes": pool.swapping.size if pool.swapping else 0,
+            "prefix_store": told_store(pool),
             "prompts": "whole" if self.runner.whole_prompts else "in chunks",
             "shadow": self.spec.shadow,
             "requests_of_max_length": self._most_of_max_length(),
@@ -122,7 +124,8 @@ class Assembly:
         return self.engine.pool.num_blocks // self.scheduler.needs.at_most(self.max_model_len - 1, 1)
 
     def close(self) -> None:
-        """The weights lie again as they did."""
+        """The weights lie again as they did, and what waits to be written is."""
+        settle_store(self.engine.pool)
         if self.has_prepacked:
             unprepack(self.runner.model)
 
@@ -151,15 +154,16 @@ def _assemble(
     sizing = shared_sizing(ranks, sizing, inner.device.type)
     memory = spec.memory if sizing is None else sizing.pool
     assert not isinstance(memory, float)
-    runner = ModelRunner(model, PackedCache(model, pool, _pool_spec(spec, memory, spec.num_blocks, spec.swap_space)))
+    runner = ModelRunner(model, PackedCache(model, pool, _pool_spec(spec, memory, spec.num_blocks, spec.below)))
     check_runner(ranks, runner)
-    check_swapping(spec.swap_space, runner)
+    check_swapping(spec.below, runner)
     try_out(runner, _spare_runner(model, spec))
     runner.expect_length(_longest(model, spec))
     check_shadow(spec.shadow, runner)
     pool = runner.cache.pool
     share_pool(ranks, pool)
     pool.reserve_all()
+    read_ahead(pool)
     runner.graphs = make_graphs(runner, spec.cuda_graphs, spec.max_num_seqs, _longest(model, spec))
     policy = POLICIES[spec.preemption] if isinstance(spec.preemption, str) else spec.preemption
     limits = Limits(spec.max_num_seqs, spec.max_num_batched_tokens, spec.watermark, runner.whole_prompts)
@@ -196,9 +200,9 @@ def _prepack(model: nn.Module, wanted: bool | None) -> bool:
 
 
 def _pool_spec(
-    spec: EngineSpec, memory: int | str | None, num_blocks: int | None, swap_space: int | str = 0
+    spec: EngineSpec, memory: int | str | None, num_blocks: int | None, below: TiersSpec = NO_TIERS
 ) -> PoolSpec:  # fmt: skip
-    return PoolSpec(spec.block_size, memory, num_blocks, spec.kv_dtype, spec.kv_scales, spec.debug, swap_space)
+    return PoolSpec(spec.block_size, memory, num_blocks, spec.kv_dtype, spec.kv_scales, spec.debug, below)
 
 
 def _spare_runner(model: nn.Module, spec: EngineSpec) -> ModelRunner:

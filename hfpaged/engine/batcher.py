@@ -11,7 +11,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from hfpaged import compat
-from hfpaged.config import DEFAULT_BLOCK_SIZE
+from hfpaged.config import DEFAULT_BLOCK_SIZE, DEFAULT_STORE_SIZE
 from hfpaged.engine import registry
 from hfpaged.engine.all_to_end import all_to_end
 from hfpaged.engine.assembly import assemble
@@ -33,6 +33,7 @@ from hfpaged.kv_format import Spec
 from hfpaged.kv_pool import KVPool
 from hfpaged.kv_scales import KVScales
 from hfpaged.tensor_parallel import ranks_of
+from hfpaged.tiers_spec import TiersSpec
 
 
 class ContinuousBatcher(BatcherFacts):
@@ -60,6 +61,7 @@ class ContinuousBatcher(BatcherFacts):
         cuda_graphs: decode steps as CUDA graphs. None: where it can be done, each kind of step from its first one on;
             True: all are recorded now, or it is an error. Off by default: it has not been tried on a card yet.
         debug, swap_space: see KVPool; evicted prefixes and preempted requests go to "4GiB" of host memory, say.
+        prefix_store, prefix_store_size: a directory with prefixes for all services on this machine, see PagedCache.
         shadow: the share of requests that are computed once more with the native cache in spare time, see metrics.
         hooks: functions that are told of each event (hfpaged.engine.events).
 
@@ -96,6 +98,8 @@ class ContinuousBatcher(BatcherFacts):
         max_num_queued_requests: int | None = None,
         debug: bool | None = None,
         swap_space: int | str = 0,
+        prefix_store: str | os.PathLike[str] | None = None,
+        prefix_store_size: int | str = DEFAULT_STORE_SIZE,
         shadow: float = 0.0,
         hooks: tuple[Hook, ...] = (),
     ) -> None:
@@ -103,7 +107,7 @@ class ContinuousBatcher(BatcherFacts):
         spec = EngineSpec(
             memory, num_blocks, block_size, kv_dtype, kv_scales, max_num_seqs, max_num_batched_tokens, max_model_len,
             policy, preemption, watermark, max_step_stretch, prefix_sharing, prepack, cuda_graphs,
-            max_num_queued_requests, shadow, debug, swap_space)  # fmt: skip
+            max_num_queued_requests, shadow, debug, TiersSpec(swap_space, prefix_store, prefix_store_size))  # fmt: skip
         ranks = ranks_of(model)
         self._parts = assemble(model, tokenizer, pool, spec, ranks)
         self._group = group_of(ranks, self._parts.runner)

@@ -10,6 +10,7 @@ from hfpaged.engine.sizing import check_share
 from hfpaged.errors import InvalidConfigError
 from hfpaged.kv_format import Spec
 from hfpaged.kv_scales import KVScales
+from hfpaged.tiers_spec import NO_TIERS, TiersSpec
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class EngineSpec:
     max_num_queued_requests: int | None
     shadow: float
     debug: bool | None = None
-    swap_space: int | str = 0
+    below: TiersSpec = NO_TIERS
 
     def __post_init__(self) -> None:
         if self.max_num_seqs < 1 or self.max_num_batched_tokens < self.max_num_seqs:
@@ -48,10 +49,10 @@ class EngineSpec:
             raise InvalidConfigError(f"preemption={self.preemption!r} is unknown; use one of {', '.join(POLICIES)}")
         if isinstance(self.memory, float):
             check_share(self.memory)
-        if self.swap_space and not self.prefix_sharing:
+        if self.below.said and not self.prefix_sharing:
             raise InvalidConfigError(
-                f"swap_space={self.swap_space!r} keeps prefixes that were evicted, those of preempted requests among "
-                "them, and with prefix_sharing=False none is known; leave one of the two out"
+                f"{self.below.said} keeps prefixes that were evicted, those of preempted requests among them, and with "
+                "prefix_sharing=False none is known; leave one of the two out"
             )
         if not 0 <= self.watermark < 1:
             raise InvalidConfigError(f"watermark={self.watermark} is a share of the pool; use 0 to less than 1")

@@ -113,4 +113,6 @@ def sizes_of(args: argparse.Namespace) -> dict[str, object]:
         "policy": args.scheduling_policy,
         "shadow": args.shadow,
         "swap_space": args.swap_space,
+        "prefix_store": args.prefix_store,
+        "prefix_store_size": args.prefix_store_size,
     }

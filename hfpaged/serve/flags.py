@@ -7,6 +7,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from hfpaged.config import DEFAULT_STORE_SIZE
 from hfpaged.replicas import flags as replica_flags
 from hfpaged.serve import flag_types as types
 from hfpaged.serve import kv_event_flags, tp_flags
@@ -110,6 +111,15 @@ def _memory(group: argparse._ArgumentGroup) -> None:
          "back when that is faster than computing them, as measured",
          "0, none: where the pool holds what comes again, it is only memory and copies",
          type=types.size_or_none, default=0, metavar="BYTES")  # fmt: skip
+    _add(group, "--prefix-store",
+         "a directory for prefixes that this service and others on this machine compute with the same model: each "
+         "begins with what the others have written, also after a restart",
+         "none: prefixes are gone with the process. Token ids stand there in clear, readable by this user alone",
+         metavar="DIR")  # fmt: skip
+    _add(group, "--prefix-store-size",
+         "what the files there may take; the least recently used ones make room",
+         f"{DEFAULT_STORE_SIZE}: 80,000 tokens of a model like Llama 3.1 8B",
+         type=types.size, default=types.size(DEFAULT_STORE_SIZE), metavar="BYTES")  # fmt: skip
     group.add_argument("--no-prefix-caching", dest="enable_prefix_caching", action="store_false",
                        help="the same as --no-enable-prefix-caching")  # fmt: skip
     _add(group, "--window",
