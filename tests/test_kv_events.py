@@ -351,7 +351,7 @@ def told(publisher_settings, keys):
     """The events of one prompt under `keys`, as they go out."""
     driven = Driven(keys=keys)
     driven.publish(range(8))
-    config = KVEventsConfig(endpoint=FREE, **publisher_settings)
+    config = KVEventsConfig(endpoint=FREE, replay_endpoint=FREE, **publisher_settings)
     publisher = Publisher({"GPU": driven.feed}, Wire(config, driven.groups, BLOCK), config, {})
     publisher.start()
     publisher.close()

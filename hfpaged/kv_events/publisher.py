@@ -113,7 +113,8 @@ class Publisher:
     def _send(self, events: list[object]) -> None:
         batch = Batch(self._number, self._wire.batch(self._clock(), events))
         self._number += 1
-        self._buffer.add(batch)  # first: who sees a gap by the next one finds this one
+        if self._sockets.replays is not None:
+            self._buffer.add(batch)  # first: who sees a gap by the next one finds this one
         self._sockets.events.send_multipart((self._topic, batch.number.to_bytes(8, "big"), batch.payload), zmq.NOBLOCK)
 
     def _everything(self) -> bytes:
