@@ -57,15 +57,15 @@ def run(
     options = options or ServeOptions()
     if options.record_prompts:
         os.environ[CAPTURE_CONTENT] = "true"
-    if options.record is not None:
-        check_record(options.record)
-    if options.kv_events is not None:
-        check_events(options.kv_events)
     if follows(model, split):
         with quiet_logging(log_level, as_json=log_json):
             model, tokenizer = loaded(model, tokenizer, dtype, device, split)
             with ContinuousBatcher(model, tokenizer, **sizes) as batcher:
                 return follow(batcher)
+    if options.record is not None:
+        check_record(options.record)
+    if options.kv_events is not None:
+        check_events(options.kv_events)
     console = Console(highlight=False)
     with logging_to_stderr(log_level, as_json=log_json), providers.observed(), listening_on(host, port) as listening:
         with progress("loading the model", console, log_json):
