@@ -12,6 +12,8 @@ import torch
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.generation.stopping_criteria import StopStringCriteria
 
+from hfpaged.spread import input_device
+
 
 def generation_config_of(
     model: PreTrainedModel, given: GenerationConfig | None, arguments: dict[str, Any], prompt_length: int
@@ -29,7 +31,7 @@ def generation_config_of(
     # The arguments are put in afterwards, as generate() does itself: both together it calls deprecated.
     config, _ = model._prepare_generation_config(given)
     config.update(**arguments)
-    model._prepare_special_tokens(config, True, device=model.device, batch_size=1)
+    model._prepare_special_tokens(config, True, device=input_device(model), batch_size=1)
     model._prepare_generated_length(
         generation_config=config,
         has_default_max_length=has_default["max_length"],
@@ -57,10 +59,10 @@ def logits_processors(
     return model._get_logits_processor(
         generation_config=config,
         input_ids_seq_length=len(prompt_ids),
-        encoder_input_ids=torch.tensor([list(prompt_ids)], device=model.device),
+        encoder_input_ids=torch.tensor([list(prompt_ids)], device=input_device(model)),
         prefix_allowed_tokens_fn=prefix_allowed_tokens_fn,
         logits_processor=custom,
-        device=model.device,
+        device=input_device(model),
     )
 
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import secrets
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 
 from hfpaged.block_hash import ExtraKey
 from hfpaged.onednn_weight import OnednnWeight
+from hfpaged.spread import devices_of, home, in_runs, stored_weight
 
 _HARMLESS = {"accelerate", "hfpaged", "peft", "torch", "transformers"}
 SAMPLES = 8  # numbers of each tensor
@@ -35,58 +37,104 @@ class Weights:
 
     addresses: list[int]
     shapes: bytes
-    devices: tuple[str, ...]  # of the parameters
+    devices: tuple[str, ...]  # on which the parameters compute
+    layout: str  # the same in the order of the parameters: where each layer's blocks lie follows from it
 
 
 _known: weakref.WeakKeyDictionary[nn.Module, Weights] = weakref.WeakKeyDictionary()
 
 
 def model_fingerprint(model: nn.Module, config: Mapping[str, Any]) -> str:
-    """Hexadecimal SHA-256, the same in every process that loads the same weights in the same dtypes."""
-    tensors = _tensors(_modules(model))
-    return _fingerprint(tensors, _weights(model, tensors), config)
+    """Hexadecimal SHA-256, the same in every process that loads the same weights in the same dtypes, on whatever
+    devices they lie. Weights that nobody can read (on "meta", with nothing that knows where their numbers are) have
+    another fingerprint each time.
+    """
+    tensors, weights = _read(model)
+    return _fingerprint(tensors, weights, config)
+
+
+def has_hidden_weights(model: nn.Module) -> bool:
+    """Whether there are weights that nobody can read, so that no fingerprint would see them change."""
+    return any(
+        parameter.is_meta and stored_weight(module, name) is None
+        for module in _modules(model)
+        for name, parameter in module._parameters.items()
+        if parameter is not None
+    )
 
 
 def _fingerprint(tensors: list[Tensor], weights: Weights, config: Mapping[str, Any]) -> str:
     digest = hashlib.sha256(json.dumps(_without_origin(config), sort_keys=True, default=str).encode())
     digest.update(weights.shapes)
-    alike: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+    alike: dict[torch.dtype, list[Tensor]] = {}
+    if any(tensor.is_meta and isinstance(tensor, nn.Parameter) for tensor in tensors):
+        digest.update(secrets.token_bytes(32))
     for part in (part for tensor in tensors for part in _plain(tensor)):
-        if part.device.type != "meta" and part.numel():
-            alike.setdefault((part.device, part.dtype), []).append(sample(part))
+        if not part.is_meta and part.numel():
+            alike.setdefault(part.dtype, []).append(sample(part))
     for samples in alike.values():
-        digest.update(torch.cat(samples).view(torch.uint8).cpu().numpy().tobytes())
+        digest.update(_on_host(samples).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
+
+
+def _on_host(samples: Sequence[Tensor]) -> Tensor:
+    """All of them in one, in their order; one copy for each device that they come from."""
+    places: dict[torch.device, list[int]] = {}
+    for place, part in enumerate(samples):
+        places.setdefault(part.device, []).append(place)
+    if len(places) == 1:
+        return torch.cat(list(samples)).cpu()
+    there = [place for those in places.values() for place in those]
+    brought = torch.cat([torch.cat([samples[place] for place in those]).cpu() for those in places.values()])
+    parts = dict(zip(there, brought.split([samples[place].numel() for place in there]), strict=True))
+    return torch.cat([parts[place] for place in range(len(samples))])
 
 
 def model_keys(model: Any) -> tuple[ExtraKey, ...]:
     """What of the extra keys a transformers model decides by itself: its fingerprint, first, and its devices, where
     its blocks lie.
     """
-    tensors = _tensors(_modules(model))
-    weights = _weights(model, tensors)
+    tensors, weights = _read(model)
     fingerprint = ExtraKey("model", _fingerprint(tensors, weights, model.config.to_dict()))
-    return fingerprint, *(ExtraKey("device", device) for device in weights.devices)
+    return fingerprint, ExtraKey("device", weights.layout)
 
 
 def single_device(model: nn.Module) -> torch.device | None:
     """Where a model computes, None for one that is spread over devices."""
     devices = weights_of(model).devices
-    is_spread = len(devices) > 1 or len(getattr(model, "hf_device_map", None) or ()) > 1
-    return None if is_spread else torch.device(devices[0] if devices else "cpu")
+    return None if len(devices) > 1 else torch.device(devices[0] if devices else "cpu")
 
 
 def weights_of(model: nn.Module) -> Weights:
     """Where the weights of a model are now."""
-    return _weights(model, _tensors(_modules(model)))
+    return _read(model)[1]
 
 
-def _weights(model: nn.Module, tensors: list[Tensor]) -> Weights:
-    addresses = [_address(tensor) for tensor in tensors]
+def _read(model: nn.Module) -> tuple[list[Tensor], Weights]:
+    """(all tensors, those that are offloaded as what is stored of them; what need not be made again)"""
+    modules = _modules(model)
+    tensors = _tensors(modules)
+    if any(tensor.is_meta for tensor in tensors):
+        tensors, addresses = _behind(modules)
+    else:
+        addresses = [_address(tensor) for tensor in tensors]
     known = _known.get(model)
     if known is None or known.addresses != addresses:
         known = _known[model] = _look_at(model, addresses)
-    return known
+    return tensors, known
+
+
+def _behind(modules: list[nn.Module]) -> tuple[list[Tensor], list[int]]:
+    """`_tensors` and their addresses, where some are offloaded."""
+    tensors: list[Tensor] = []
+    addresses: list[int] = []
+    for module in modules:
+        for name, tensor in (*module._parameters.items(), *module._buffers.items()):
+            if tensor is not None:
+                stored = stored_weight(module, name) if tensor.is_meta else None
+                tensors.append(tensor if stored is None else stored)
+                addresses.append(home(module) if tensor.is_meta else _address(tensor))
+    return tensors, addresses
 
 
 def _modules(model: nn.Module) -> list[nn.Module]:
@@ -132,10 +180,16 @@ def _home(hook: Any) -> str:
 
 
 def _look_at(model: nn.Module, addresses: list[int]) -> Weights:
-    named = [*model.named_parameters(), *model.named_buffers()]
+    tied = getattr(model, "all_tied_weights_keys", None) or {}  # once offloaded they are no longer one tensor
+    named = [
+        (name, tensor)
+        for name, tensor in (*model.named_parameters(), *model.named_buffers())
+        if not (tensor.is_meta and name in tied)
+    ]
     shapes = "\n".join(f"{name} {tuple(tensor.shape)} {tensor.dtype}{_part(tensor)}" for name, tensor in named)
-    devices = {str(parameter.device) for parameter in model.parameters()}
-    return Weights(addresses, shapes.encode(), tuple(sorted(devices)))
+    devices = devices_of(model.modules())
+    layout = in_runs(devices) if len(set(devices)) > 1 else "".join(devices[:1])
+    return Weights(addresses, shapes.encode(), tuple(sorted(set(devices))), layout)
 
 
 def _part(tensor: Any) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
@@ -168,6 +169,14 @@ class KVStorage:
     def block_bytes(self) -> int:
         """Bytes that one more block takes in all stores that exist by now."""
         return sum(store.block_bytes for store in list(self._stores.values()))
+
+    @property
+    def block_bytes_by_device(self) -> Counter[torch.device]:
+        """`block_bytes` of each device that blocks lie on."""
+        sizes: Counter[torch.device] = Counter()
+        for store in list(self._stores.values()):
+            sizes[store.key.device] += store.block_bytes
+        return sizes
 
     @property
     def residual_bytes(self) -> int:

@@ -5,8 +5,10 @@ indexers. It lies in no block, so it goes with the sequence.
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from typing import Any
 
+import torch
 from torch import Tensor
 
 
@@ -47,10 +49,13 @@ class LayerStates:
         return self._held.layers
 
     @property
-    def num_bytes(self) -> int:
-        """Bytes of all tensors in the layers."""
-        tensors = (tensor for layer in self._held.layers.values() for tensor in _tensors(vars(layer)))
-        return sum(tensor.nbytes for tensor in tensors)
+    def num_bytes(self) -> Counter[torch.device]:
+        """Bytes of all tensors in the layers, by device."""
+        sizes: Counter[torch.device] = Counter()
+        for layer in self._held.layers.values():
+            for tensor in _tensors(vars(layer)):
+                sizes[tensor.device] += tensor.nbytes
+        return sizes
 
 
 def _tensors(value: Any) -> list[Tensor]:

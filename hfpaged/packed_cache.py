@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Many
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
+import torch
 from torch import nn
 
 from hfpaged import compat, patching
@@ -50,9 +51,9 @@ class PackedCache(RowCache):
         return bool(self._fresh)
 
     @staticmethod
-    def state_bytes(sequence: Sequence) -> int:
-        """What a sequence takes outside of the pool."""
-        return sequence.state.num_bytes if isinstance(sequence.state, LayerStates) else 0
+    def state_bytes(sequence: Sequence) -> Mapping[torch.device, int]:
+        """What a sequence takes outside of the pool, by device."""
+        return sequence.state.num_bytes if isinstance(sequence.state, LayerStates) else {}
 
     def begin(self, growth: Many[tuple[Sequence, int]]) -> None:
         """The next forward brings so many tokens for each sequence, side by side, those with one token first. Where

@@ -122,6 +122,7 @@ def _write(targets: list[tuple[Tensor, kernels.Cache]], slots: Tensor) -> None:
 
 
 def _empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """All memory of a pool comes from here."""
     # Outside of inference mode, so that a pool made in one mode can be written in the other.
     with torch.inference_mode(False):
         return torch.empty(shape, dtype=dtype, device=device)
@@ -130,7 +131,7 @@ def _empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
 def _grown(old: Tensor, count: int) -> Tensor:
     if count <= len(old):
         return old
+    new = _empty((count, *old.shape[1:]), old.dtype, old.device)
     with torch.inference_mode(False), torch.no_grad():
-        new = old.new_empty(count, *old.shape[1:])
         new[: len(old)] = old
         return new

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -34,26 +35,40 @@ class PoolMemory:
     def __init__(self, memory: int | str | None, num_blocks: int | None) -> None:
         self._bytes = None if memory is None else parse_bytes(memory)
         self._has_blocks = num_blocks is not None
-        self._keeps_all = True  # cached prefixes may fill the pool, which its user has sized
+        self._shares: dict[torch.device, int] = {}  # bytes of each device, where its user has named nothing
 
     @property
     def is_named(self) -> bool:
         """Whether its user has named blocks or memory."""
-        return self._has_blocks or self._keeps_all
+        return self._has_blocks or self._bytes is not None
 
     def settle(self, pool: KVPool, store: LayerStore) -> None:
-        """`store` is new in the pool: turn memory into blocks. Raises InvalidConfigError when nothing fits."""
+        """`store` is new in the pool: turn memory into blocks. A block has a part in all layers, so the device on which
+        the fewest of these parts fit decides. Raises InvalidConfigError when nothing fits.
+        """
         if self._has_blocks:
             return
-        if self._bytes is None:
-            self._bytes = _default(store.key.device, pool.ranks)
-            self._keeps_all = False
         to_come = max(len(group.layers) for group in pool.groups) - pool.storage.num_stores
-        block_bytes = pool.storage.block_bytes + max(to_come, 0) * store.block_bytes
-        fitting = count_blocks(self._bytes, block_bytes, pool.block_size, len(pool.groups))
+        sizes = pool.storage.block_bytes_by_device
+        sizes[store.key.device] += max(to_come, 0) * store.block_bytes
+        if self._bytes is not None:
+            fitting = count_blocks(self._bytes, sizes.total(), pool.block_size, len(pool.groups))
+        else:
+            fitting = self._fewest(sizes, pool)
         pool.blocks.num_blocks = max(fitting, pool.blocks.high_water)
-        if not self._keeps_all:
+        if self._bytes is None:
             pool.blocks.max_cached = int(pool.blocks.num_blocks * CACHED_SHARE)
+
+    def _fewest(self, sizes: Mapping[torch.device, int], pool: KVPool) -> int:
+        """How many blocks fit on each device that takes `sizes` bytes of one, at least."""
+        for device in sizes:
+            if device not in self._shares:
+                self._shares[device] = _default(device, pool.ranks)
+        name = str if len(sizes) > 1 else lambda _: ""
+        return min(
+            count_blocks(self._shares[device], size, pool.block_size, len(pool.groups), name(device))
+            for device, size in sizes.items()
+        )
 
     def blocks_worth_of_residuals(self, pool: KVPool) -> int:
         """What residuals take of the memory of a pool that was sized by it."""

@@ -11,17 +11,25 @@ from hfpaged.errors import InvalidConfigError
 
 def free_memory(device: torch.device) -> int:
     """Bytes that are free on `device` now."""
+    return device_memory(device)[0]
+
+
+def device_memory(device: torch.device) -> tuple[int, int]:
+    """Bytes of `device`: (free now, in all)."""
     if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    return int(psutil.virtual_memory().available)
+        return torch.cuda.mem_get_info(device)
+    memory = psutil.virtual_memory()
+    return int(memory.available), int(memory.total)
 
 
-def count_blocks(memory: int, block_bytes: int, block_size: int, num_groups: int) -> int:
-    """How many blocks fit into `memory` bytes. Raises InvalidConfigError where one sequence does not."""
+def count_blocks(memory: int, block_bytes: int, block_size: int, num_groups: int, where: str = "") -> int:
+    """How many blocks fit into `memory` bytes (`where`: on which device). Raises InvalidConfigError where one sequence
+    does not.
+    """
     count = memory // block_bytes
     if count < num_groups:
         raise InvalidConfigError(
-            f"{format_bytes(memory)} hold {count} blocks of {format_bytes(block_bytes)} "
+            f"{format_bytes(memory)}{where and f' on {where}'} hold {count} blocks of {format_bytes(block_bytes)} "
             f"({block_size} tokens each); one sequence needs at least {num_groups}. Give more memory"
         )
     return count

@@ -7,12 +7,10 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from hfpaged.block_hash import ExtraKey
 from hfpaged.block_table import GONE
 from hfpaged.errors import PrefixFileError
-from hfpaged.fingerprint import model_keys, single_device
+from hfpaged.fingerprint import model_keys
 from hfpaged.kv_storage import LayerStore
 from hfpaged.prefix_block import PrefixBlock
 from hfpaged.prefix_manifest import (
@@ -60,8 +58,8 @@ def load_prefixes(pool: KVPool, path: str | os.PathLike[str]) -> LoadedPrefixes:
         _check_pool(pool, manifest, path)
         _check_rank(pool, manifest, path)
         _check_tensors(pool, manifest, tree, file, path)
-        keys, device = _own_roots(pool, manifest, path) if tree.order else ([], None)
-        stores = stores_for(pool, manifest.layers, device, repr(path)) if tree.order else {}
+        keys, model = _own_roots(pool, manifest, path) if tree.order else ([], None)
+        stores = stores_for(pool, manifest.layers, model, repr(path)) if tree.order else {}
         with pool.changing():
             return _take(pool, tree, keys, stores, file)
 
@@ -114,11 +112,9 @@ def _check_tensors(pool: KVPool, manifest: Manifest, tree: FlatTree, file: Any, 
                 raise PrefixFileError(f"{path!r} has {kind} for layer {layer}, this pool {own}: it is of another model")
 
 
-def _own_roots(
-    pool: KVPool, manifest: Manifest, path: str
-) -> tuple[list[Keys | None], torch.device | None]:  # fmt: skip
-    """(the extra keys of each root under which a model of this pool will look, None for roots of other models; where
-    that model computes, None for several devices). Raises PrefixFileError where all are of other models.
+def _own_roots(pool: KVPool, manifest: Manifest, path: str) -> tuple[list[Keys | None], Any]:
+    """(the extra keys of each root under which a model of this pool will look, None for roots of other models; that
+    model). Raises PrefixFileError where all are of other models.
     """
     with pool.changing():
         models = list(pool.models)
@@ -134,7 +130,7 @@ def _own_roots(
         raise PrefixFileError(_other_model(manifest, [key.value for key, _ in found], [key.value for key in own], path))
     devices, model = own[matching[-1]]
     keys = [(*keys, *devices) if own.keys() & set(keys) else None for _, keys in manifest.roots]
-    return keys, single_device(model)
+    return keys, model
 
 
 def _other_model(manifest: Manifest, saved: list[str], own: list[str], path: str) -> str:

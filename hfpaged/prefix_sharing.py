@@ -15,9 +15,10 @@ from hfpaged.admission import Admission, Declined, Inputs, Prompts, cut_inputs, 
 from hfpaged.block_hash import ExtraKey, salt_key
 from hfpaged.content import WIDE, Bools, Content, has_plain_positions
 from hfpaged.errors import OutOfBlocksError
-from hfpaged.fingerprint import hook_keys, model_keys
+from hfpaged.fingerprint import has_hidden_weights, hook_keys, model_keys
 from hfpaged.prefix_block import Root
 from hfpaged.rows import Rows
+from hfpaged.spread import input_device
 from hfpaged.tensor_parallel import rank_keys
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def root_keys(model: PreTrainedModel, salt: str | None) -> tuple[ExtraKey, ...]:
     keys += [ExtraKey("adapter", name) for name in adapters.active_adapters(model)]
     scales = adapters.adapter_scales(model)
     keys += [] if scales is None else [ExtraKey("adapter scales", hashlib.sha256(scales.encode()).hexdigest())]
-    device = model.device.type
+    device = input_device(model).type
     if torch.is_autocast_enabled(device):
         keys.append(ExtraKey("autocast", str(torch.get_autocast_dtype(device))))
     if salt is not None:
@@ -89,8 +90,8 @@ def begin_batch(
     kept, is_left = _kept_columns(inputs, content)
     if not is_left:
         return None, declined("padding that is not on the left", inputs)
-    if any(parameter.device.type == "meta" for parameter in model.parameters()):
-        return None, declined("weights that are offloaded: no fingerprint would see them change", inputs)
+    if has_hidden_weights(model):
+        return None, declined("weights that nobody can read: no fingerprint would see them change", inputs)
     is_plain = not content.by_position and has_plain_positions(content, kept, [0] * content.shape[0])
     if not is_plain and content.positions is None:
         # A token's place depends on its neighbours' length.
@@ -122,7 +123,7 @@ def begin_batch(
 def _tail(model: PreTrainedModel, content: Content, prompts: Prompts, pieces: _Pieces) -> int:
     """How many columns are left for all rows, after what pays has been computed for single rows."""
     if not pictures.input_names(content):
-        cost = FORWARD_COST if model.device.type == "cpu" else FORWARD_COST_ON_GPU
+        cost = FORWARD_COST if input_device(model).type == "cpu" else FORWARD_COST_ON_GPU
         return prompts.compute_pieces(pieces.forward, cost)
     tail = prompts.compute_pieces(_no_piece, NEVER)  # pictures belong to the batch, not to rows that are known here
     known = [(items, max(length - tail, 0)) for items, length in zip(prompts.items, prompts.lengths, strict=True)]

@@ -23,7 +23,6 @@ from hfpaged.block_rows import BlockRows
 from hfpaged.block_table import GONE
 from hfpaged.config import DEFAULT_STORE_SIZE, format_bytes, parse_bytes
 from hfpaged.errors import PrefixFileError
-from hfpaged.fingerprint import single_device
 from hfpaged.prefix_block import PrefixBlock, Root
 from hfpaged.prefix_manifest import LayerKind
 from hfpaged.prefix_store import PrefixStore
@@ -138,7 +137,7 @@ class StoreTier:
         blocks = (items[start : start + size] for start in range(0, limit // self.store.facts.block_size * size, size))
         layers = self._layers_of(self._addresses.behind(root, blocks))
         with suppress(PrefixFileError):  # layers on several devices, known when the first key has come
-            stores_for(pool, layers, single_device(models[0]), str(self))
+            stores_for(pool, layers, models[0], str(self))
 
     def used(self, entries: Iterable[PrefixBlock]) -> None:
         """See Tier: they must stay in the store as long as they are wanted here."""

@@ -3,30 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from hfpaged.errors import PrefixFileError
+from hfpaged.fingerprint import single_device
 from hfpaged.kv_storage import LayerStore
 from hfpaged.prefix_manifest import PARTS, LayerKind
+from hfpaged.spread import layer_device
 
 if TYPE_CHECKING:
     from hfpaged.kv_pool import KVPool
 
 
 def stores_for(
-    pool: KVPool, layers: Mapping[int, LayerKind], device: torch.device | None, source: str
+    pool: KVPool, layers: Mapping[int, LayerKind], model: Any, source: str
 ) -> dict[int, LayerStore]:  # fmt: skip
-    """The store of each layer, made where its first key has not come yet, on `device`; None: wherever the layer has
-    one already. `source`: from where the blocks come.
+    """The store of each layer, made where its first key has not come yet, on the device where that layer of `model`
+    makes its keys; where that cannot be told, wherever the layer has one already. `source`: from where the blocks come.
 
     Raises PrefixFileError where it is not known on which device a layer's will be, InvalidConfigError where the pool's
     memory holds no block.
     """
-    where = {}
+    where, single = {}, single_device(model)
     for layer in layers:
+        device = single or layer_device(model, layer)
         known = [store.key.device for store in pool.layer_stores.get(layer, ())] if device is None else [device]
         if not known:
             raise PrefixFileError(

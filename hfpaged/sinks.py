@@ -16,6 +16,7 @@ from hfpaged.content import Bools, Content, read_content
 from hfpaged.errors import StreamingError
 from hfpaged.rows import Rows
 from hfpaged.sequence import Sequence
+from hfpaged.spread import input_device
 from hfpaged.stream_rule import SinkTokens
 
 if TYPE_CHECKING:
@@ -93,9 +94,9 @@ def _replace(sequence: Sequence, source: Sequence, groups: list[int], shift: int
 @torch.no_grad()
 def _forward_sinks(model: PreTrainedModel, beside: PagedCache, rows: list[tuple[Sequence, int]]) -> None:
     sinks = [(sequence.sinks, shift) for sequence, shift in rows if sequence.sinks]
-    ids = torch.tensor([list(each.ids) for each, _ in sinks], device=model.device)
-    starts = torch.tensor([[each.start + shift] for each, shift in sinks], device=model.device)
-    positions = starts + torch.arange(ids.shape[1], device=model.device)
+    ids = torch.tensor([list(each.ids) for each, _ in sinks], device=input_device(model))
+    starts = torch.tensor([[each.start + shift] for each, shift in sinks], device=input_device(model))
+    positions = starts + torch.arange(ids.shape[1], device=input_device(model))
     names: dict[str, Any] = {compat.cache_argument(): beside, "use_cache": True}
     if "logits_to_keep" in inspect.signature(model.forward).parameters:
         names["logits_to_keep"] = 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -52,10 +52,26 @@ class Step:
         if device not in self._on_device:
             parts: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self) if f.init}
             parts |= {name: part.to(device) for name, part in parts.items() if isinstance(part, Tensor | Filling)}
+            moved = self._on_device[device] = Step(**parts)
             if self.parts:
-                parts["parts"] = (self.parts[0].to(device), self.parts[1].to(device))
-            self._on_device[device] = Step(**parts)
+                first = self.parts[0].num_seqs
+                rows = slice(0, first), slice(first, None)
+                moved.parts = _rows_of(moved, self.parts[0], rows[0]), _rows_of(moved, self.parts[1], rows[1])
         return self._on_device[device]
+
+
+def _rows_of(moved: Step, part: Step, rows: slice) -> Step:
+    """A part of a step on the device to which the whole has moved: views of what is there already."""
+    starts = moved.query_starts[rows]
+    return replace(
+        part,
+        slots=moved.slots,
+        block_tables=moved.block_tables[rows],
+        context_lengths=moved.context_lengths[rows],
+        query_starts=starts - starts[0],
+        query_lengths=moved.query_lengths[rows],
+        residuals=None if moved.residuals is None else moved.residuals[rows],
+    )
 
 
 @dataclass(frozen=True)

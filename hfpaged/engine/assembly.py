@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
@@ -26,7 +28,7 @@ from hfpaged.engine.request_sequences import describe_requests
 from hfpaged.engine.scheduler import Scheduler
 from hfpaged.engine.sequence_maker import SequenceMaker
 from hfpaged.engine.shadow_support import check_shadow
-from hfpaged.engine.sizing import PoolSizing, default_share, size_pool
+from hfpaged.engine.sizing import Sizing, default_share, size_pool
 from hfpaged.engine.spec import EngineSpec
 from hfpaged.engine.swap_support import check_swapping, read_ahead, settle_store, told_store
 from hfpaged.engine.trial import refusing, try_out
@@ -37,6 +39,7 @@ from hfpaged.packed_cache import PackedCache
 from hfpaged.prepack import is_prepacked, prepack, prepack_report, unprepack
 from hfpaged.prepack_gain import BATCH_ROWS
 from hfpaged.ranks import Ranks
+from hfpaged.spread import in_runs, input_device
 from hfpaged.tiers_spec import NO_TIERS, TiersSpec
 
 logger = logging.getLogger("hfpaged")
@@ -55,7 +58,7 @@ class Assembly:
     max_model_len: int | None
     vocab_size: int
     has_prepacked: bool
-    sizing: PoolSizing | None  # of a pool that was promised a share of the device
+    sizing: Sizing | None  # of a pool that was promised a share of the device
     ranks: Ranks | None = None  # the processes that compute the model together
 
     def check_fits(self, num_prompt: int, params: RequestParams) -> None:
@@ -95,6 +98,7 @@ class Assembly:
         groups = max(len(pool.groups), 1)
         return {
             "model": type(compat.transformers_model(self.runner.model)).__name__,
+            "devices": self._devices(),
             "kv_format": pool.kv_format.title,
             "block_size": pool.block_size,
             "num_blocks": pool.num_blocks,
@@ -116,6 +120,12 @@ class Assembly:
             "weights": str(prepack_report(self.runner.model)),
             "ranks": 1 if self.ranks is None else self.ranks.size,
         }
+
+    def _devices(self) -> str:
+        """Where the layers keep their blocks: one device, or "cuda:0 x 16, cuda:1 x 16"."""
+        stores = self.engine.pool.layer_stores
+        places = [str(stores[layer][-1].key.device) for layer in sorted(stores)]
+        return in_runs(places) if len(set(places)) > 1 else "".join(places[:1]) or str(self.runner.device)
 
     def _most_of_max_length(self) -> int | None:
         """How many requests of one sequence, each as long as it may be, have room at the same time."""
@@ -184,16 +194,16 @@ def _assemble(
     )  # fmt: skip
     told = assembly.describe()
     logger.info(
-        "%s: %s blocks of %s tokens (%s, %s tokens), %s; up to %s sequences and %s tokens a step",
-        told["model"], told["num_blocks"], told["block_size"], format_bytes(told["pool_bytes"]), told["pool_tokens"],
-        told["forward"], told["max_num_seqs"], told["max_num_batched_tokens"],
+        "%s on %s: %s blocks of %s tokens (%s, %s tokens), %s; up to %s sequences and %s tokens a step",
+        told["model"], told["devices"], told["num_blocks"], told["block_size"], format_bytes(told["pool_bytes"]),
+        told["pool_tokens"], told["forward"], told["max_num_seqs"], told["max_num_batched_tokens"],
     )  # fmt: skip
     return assembly
 
 
 def _prepack(model: nn.Module, wanted: bool | None) -> bool:
     """Reorder weights where it was asked for, or by default on a CPU; whether that was done here."""
-    is_on_cpu = compat.transformers_model(model).device.type == "cpu"
+    is_on_cpu = input_device(compat.transformers_model(model)).type == "cpu"
     if (is_on_cpu if wanted is None else wanted) and not is_prepacked(model):
         return prepack(model, BATCH_ROWS).layers > 0
     return False
@@ -211,14 +221,14 @@ def _spare_runner(model: nn.Module, spec: EngineSpec) -> ModelRunner:
         return ModelRunner(model, PackedCache(model, None, _pool_spec(spec, None, num_blocks=10**6)))
 
 
-def _size_pool(model: nn.Module, spec: EngineSpec) -> PoolSizing | None:
+def _size_pool(model: nn.Module, spec: EngineSpec) -> Sizing | None:
     """What the pool may take of the device; None where its bytes are given."""
     if isinstance(spec.memory, (int, str)):
         return None
     runner = _spare_runner(model, spec)
     cache = runner.cache
 
-    def forward(count: int) -> int:
+    def forward(count: int) -> Mapping[torch.device, int]:
         manager = cache.pool.manager
         piece = Piece(manager.create(), 0, [0] * count, 1)
         try:
@@ -228,9 +238,11 @@ def _size_pool(model: nn.Module, spec: EngineSpec) -> PoolSizing | None:
         finally:
             manager.free(piece.blocks)
 
-    share = default_share(runner.device) if spec.memory is None else spec.memory
+    def share(device: torch.device) -> float:
+        return default_share(device) if spec.memory is None else float(spec.memory)
+
     longest = _longest(model, spec) or spec.max_num_batched_tokens
-    return size_pool(share, runner.device, forward, min(spec.max_num_batched_tokens, longest), spec.max_num_seqs)
+    return size_pool(share, cache.pool.storage, forward, min(spec.max_num_batched_tokens, longest), spec.max_num_seqs)
 
 
 def _longest(model: nn.Module, spec: EngineSpec) -> int | None:

@@ -17,6 +17,7 @@ from transformers import EosTokenCriteria, LogitsProcessorList, PreTrainedModel,
 from hfpaged import compat_beams
 from hfpaged.engine.outputs import FinishReason
 from hfpaged.errors import InvalidConfigError, InvalidLogitsError
+from hfpaged.spread import input_device
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ class BeamSearch:
             raise InvalidConfigError("prompt_ids has 0 token ids, and a search begins behind a prompt; give 1 or more")
         self.settings, self.is_done = settings, False
         self.seed = secrets.randbits(63) if settings.seed is None else settings.seed
-        self._model, self._device = model, model.device
+        self._model, self._device = model, input_device(model)
         self._processors, self._stopping = processors or LogitsProcessorList(), StoppingCriteriaList(stopping or ())
         self._ends = EosTokenCriteria(list(settings.eos_token_ids)) if settings.eos_token_ids else None
         self._generator = torch.Generator(self._device).manual_seed(self.seed) if settings.do_sample else None

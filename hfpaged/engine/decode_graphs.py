@@ -35,6 +35,7 @@ from hfpaged.adapters import active_adapters, adapter_scales
 from hfpaged.engine.cuda_capture import Capture
 from hfpaged.fingerprint import hook_keys, weights_of
 from hfpaged.packed_cache import PackedCache
+from hfpaged.spread import input_device
 from hfpaged.static_step import StaticInputs
 
 logger = logging.getLogger("hfpaged")
@@ -73,7 +74,7 @@ class DecodeGraphs:
         self.why_off = why_off
         self.graphs: dict[GraphKey, Graph] = {}
         self._model, self._cache, self._capture = model, cache, capture
-        self._device = compat.transformers_model(model).device
+        self._device = input_device(compat.transformers_model(model))
         self._sizes, self._longest = sorted(sizes), longest
         self._shortest = max(shortest, cache.pool.block_size)
         self._addresses: list[int] = []

@@ -8,6 +8,7 @@ from hfpaged.engine.decode_graphs import DecodeGraphs
 from hfpaged.engine.model_runner import ModelRunner
 from hfpaged.errors import InvalidConfigError
 from hfpaged.fingerprint import hook_keys, single_device
+from hfpaged.spread import has_hooks
 
 
 def graph_sizes(max_num_seqs: int) -> list[int]:
@@ -23,6 +24,8 @@ def why_no_graphs(runner: ModelRunner, device_type: str = "cuda") -> str | None:
         return f"the model is on {runner.device.type}, graphs are made on {device_type}"
     if single_device(model) is None or (getattr(model, "tp_size", None) or 1) > 1:
         return "the model is spread over several devices"
+    if has_hooks(model):
+        return "accelerate's hooks on its modules, which a recorded forward does not call"
     if not runner.packs:
         return f"its sequences are computed one by one: {runner.why_separate}"
     if runner.cache.keeps_state:

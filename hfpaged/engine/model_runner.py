@@ -24,6 +24,7 @@ from hfpaged.engine.piece import Piece, packed_input
 from hfpaged.errors import InvalidConfigError, PackedForwardError
 from hfpaged.packed_cache import PackedCache
 from hfpaged.packed_plan import PackedInput, PackedPlan
+from hfpaged.spread import input_device
 
 logger = logging.getLogger("hfpaged")
 
@@ -77,7 +78,7 @@ class ModelRunner:
     @property
     def device(self) -> torch.device:
         """Where inputs go."""
-        return compat.transformers_model(self.model).device
+        return input_device(compat.transformers_model(self.model))
 
     def forward(self, pieces: Many[Piece]) -> Tensor:
         """Store the tokens of all pieces, those with one first, and return logits [wanted, vocab] in their order.

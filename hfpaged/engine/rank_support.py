@@ -8,7 +8,7 @@ from torch import nn
 
 from hfpaged.adapter_choice import AdapterChoices
 from hfpaged.engine.model_runner import ModelRunner
-from hfpaged.engine.sizing import PoolSizing
+from hfpaged.engine.sizing import PoolSizing, Sizing
 from hfpaged.engine.spec import EngineSpec
 from hfpaged.errors import InvalidConfigError, UnsupportedModelError
 from hfpaged.kv_pool import KVPool
@@ -45,11 +45,11 @@ def check_runner(ranks: Ranks | None, runner: ModelRunner) -> None:
         )
 
 
-def shared_sizing(ranks: Ranks | None, sizing: PoolSizing | None, device: str) -> PoolSizing | None:
+def shared_sizing(ranks: Ranks | None, sizing: Sizing | None, device: str) -> Sizing | None:
     """What the pool of each rank gets where it was promised a share: ranks on one CPU divide it, and all take as much
     as the one that has the least.
     """
-    if ranks is None or sizing is None:
+    if ranks is None or not isinstance(sizing, PoolSizing):  # no rank has layers on several devices
         return sizing
     own = replace(sizing, sharers=ranks.on_host if device == "cpu" else 1)
     return replace(own, most=smallest(ranks, own.pool))

@@ -28,6 +28,7 @@ from hfpaged.engine.shadow_run import NativeRun
 from hfpaged.engine.spare_time import SpareTime
 from hfpaged.errors import AdapterLostError
 from hfpaged.pool_size import free_memory
+from hfpaged.spread import input_device
 
 logger = logging.getLogger("hfpaged")
 
@@ -159,7 +160,7 @@ class Shadow:
         if size > MOST_CACHE_BYTES:
             return tokens, "too_long"
         # Twice: a layer that grows is there in its old and its new size, and live traffic has its own peaks.
-        return tokens, "memory" if 2 * size > free_memory(model.device) else ""
+        return tokens, "memory" if 2 * size > free_memory(input_device(model)) else ""
 
     def _close_first(self, reason: str) -> None:
         """The first that waits is done, or left out for this reason."""

@@ -18,6 +18,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from hfpaged import compat
+from hfpaged.spread import input_device
 
 ROWS_AT_ONCE = 4  # in float64, several times over
 
@@ -75,7 +76,7 @@ class NativeRun:
 
     def _forward(self, start: int, stop: int, wanted: list[int]) -> Tensor:
         """[max(wanted, 1), vocab]"""
-        device = self._model.device
+        device = input_device(self._model)
         rows = torch.tensor([position - 1 - start for position in wanted] or [0], device=device)
         ids = torch.tensor([self._tokens[start:stop]], device=device)
         options = {"logits_to_keep": rows} if self._takes_keep else {}

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import psutil
 import torch
 
 from hfpaged.config import format_bytes
 from hfpaged.errors import InvalidConfigError
+from hfpaged.kv_storage import KVStorage
+from hfpaged.pool_size import device_memory
 
 # Of the whole device, where nothing is said. On a CPU others live in the same memory.
 SHARE_ON_GPU, SHARE_ON_CPU = 0.85, 0.5
@@ -21,8 +24,8 @@ POLL_SECONDS = 0.002
 
 @dataclass(frozen=True)
 class PoolSizing:
-    """Bytes. `used`: by weights and everything else on the device before the pool; `activations`: what one forward
-    with the whole token budget takes for a while; `states`: what as many sequences as there may be keep outside of it.
+    """Bytes of one device. `used`: by weights and everything else before the pool; `activations`: what one forward with
+    the whole token budget takes for a while; `states`: what as many sequences as there may be keep outside of the pool.
     `sharers`: how many processes divide what is left of the share; `most`: what others leave of it at most.
     """
 
@@ -53,6 +56,37 @@ class PoolSizing:
         )
 
 
+@dataclass(frozen=True)
+class SpreadSizing:
+    """A model whose layers lie on several devices: for each, its own sizing and the bytes that a block takes of it. A
+    block has a part in every layer, so the device that holds the fewest decides.
+    """
+
+    parts: dict[torch.device, PoolSizing]
+    block_bytes: Mapping[torch.device, int]
+
+    @property
+    def pool(self) -> int:
+        """What is left for the pool, on all devices together. Raises InvalidConfigError where nothing is on one."""
+        return min(self._blocks(device) for device in self.parts) * sum(self.block_bytes.values())
+
+    @property
+    def activations(self) -> int:
+        return sum(part.activations for part in self.parts.values())
+
+    def __str__(self) -> str:
+        return "; ".join(f"{device}: {part}, {self._blocks(device)} blocks" for device, part in self.parts.items())
+
+    def _blocks(self, device: torch.device) -> int:
+        try:
+            return self.parts[device].pool // self.block_bytes[device]
+        except InvalidConfigError as error:
+            raise InvalidConfigError(f"{device}: {error}, or another device_map") from None
+
+
+Sizing: TypeAlias = PoolSizing | SpreadSizing
+
+
 def check_share(memory: float) -> float:
     """A share of the device. Raises InvalidConfigError."""
     if not 0 < memory <= 1:
@@ -63,34 +97,49 @@ def check_share(memory: float) -> float:
 
 
 def size_pool(
-    share: float, device: torch.device, forward: Callable[[int], int], num_tokens: int, num_seqs: int
-) -> PoolSizing:
-    """Run `forward(count)` once and see what it takes; it returns the bytes of the state of its sequence. `num_tokens`
-    is the token budget, `num_seqs` the most sequences.
+    shares: Callable[[torch.device], float], storage: KVStorage,
+    forward: Callable[[int], Mapping[torch.device, int]], num_tokens: int, num_seqs: int,
+) -> Sizing:  # fmt: skip
+    """Run `forward(count)` once and see what it takes; it returns the bytes of the state of its sequence by device, and
+    fills blocks of `storage`, which tells on which devices layers lie. `shares` of each of them; `num_tokens` is the
+    token budget, `num_seqs` the most sequences.
     """
-    count = num_tokens if device.type == "cuda" else min(num_tokens, TRIAL_TOKENS_ON_CPU)
-    states = forward(1) * num_seqs  # and what is allocated once is no activation
-    activations = _peak(device, lambda: forward(count)) * num_tokens // count
-    if device.type == "cuda":
-        free, total = torch.cuda.mem_get_info(device)
-        return PoolSizing(total, share, total - free, activations, states)
-    memory = psutil.virtual_memory()
-    return PoolSizing(memory.total, share, memory.total - memory.available, activations, states)
+    states = forward(1)  # and what is allocated once is no activation
+    block_bytes = storage.block_bytes_by_device
+    on_gpu = all(device.type == "cuda" for device in block_bytes)
+    count = num_tokens if on_gpu else min(num_tokens, TRIAL_TOKENS_ON_CPU)
+    peaks = _peaks(list(block_bytes), lambda: forward(count))
+    parts = {}
+    for device, peak in peaks.items():
+        free, total = device_memory(device)
+        activations = peak * num_tokens // count
+        parts[device] = PoolSizing(
+            total, shares(device), total - free, activations, states.get(device, 0) * num_seqs
+        )  # fmt: skip
+    return next(iter(parts.values())) if len(parts) == 1 else SpreadSizing(parts, block_bytes)
 
 
 def default_share(device: torch.device) -> float:
     return SHARE_ON_GPU if device.type == "cuda" else SHARE_ON_CPU
 
 
-def _peak(device: torch.device, run: Callable[[], object]) -> int:
-    """Bytes that `run` takes at most beyond what there was before."""
-    if device.type == "cuda":
-        before = torch.cuda.memory_allocated(device)
+def _peaks(devices: list[torch.device], run: Callable[[], object]) -> dict[torch.device, int]:
+    """Bytes that `run` takes at most beyond what there was before, on each device."""
+    gpus = [device for device in devices if device.type == "cuda"]
+    before = {device: torch.cuda.memory_allocated(device) for device in gpus}
+    for device in gpus:
         torch.cuda.reset_peak_memory_stats(device)
+    resident = 0
+    if len(gpus) < len(devices):
+        resident = _peak_resident(run)
+    else:
         run()
+    for device in gpus:
         torch.cuda.synchronize(device)
-        return torch.cuda.max_memory_allocated(device) - before
-    return _peak_resident(run)
+    return {
+        device: torch.cuda.max_memory_allocated(device) - before[device] if device in before else resident
+        for device in devices
+    }
 
 
 def _peak_resident(run: Callable[[], object]) -> int:

@@ -14,6 +14,7 @@ from hfpaged.errors import InvalidConfigError
 from hfpaged.kv_format import resolve_format
 from hfpaged.kv_scales import KVScales
 from hfpaged.quality.forward import forward
+from hfpaged.spread import input_device
 
 
 class Footprint(NamedTuple):
@@ -41,7 +42,7 @@ class Side:
         """As the pool counts it."""
         cache = self.make_cache(model)
         try:
-            forward(model, torch.zeros(1, 2, dtype=torch.int64, device=model.device), cache)
+            forward(model, torch.zeros(1, 2, dtype=torch.int64, device=input_device(model)), cache)
             pool = cache.pool
             # A token has a slot in a block of each layer group, and the groups use the same stores.
             groups, storage = len(pool.groups), pool.storage

@@ -15,6 +15,7 @@ from hfpaged.pool_size import free_memory
 from hfpaged.quality.contexts import Context
 from hfpaged.quality.corpus import Corpus
 from hfpaged.quality.sides import Footprint, Side
+from hfpaged.spread import input_device
 
 MEMORY_SHARE = 0.25  # of what is free, for the caches of one batch
 BATCH_TOKENS = 16_384  # more in one cache makes nothing faster
@@ -44,12 +45,12 @@ class Subject:
 
     def texts(self, context: Context) -> Tensor:
         """[texts, context.cached + 1] where the model is."""
-        return self.corpus.texts(context, self.num_texts).to(self.model.device)
+        return self.corpus.texts(context, self.num_texts).to(input_device(self.model))
 
     def batches(self, texts: Tensor, caches: int | None = None) -> Iterator[Tensor]:
         """The rows of `texts` in parts, so small that one cache of each side fits, or `caches` native ones."""
         per_token = sum(size.per_token for size in self.sizes) if caches is None else caches * self.native_bytes
-        fitting = int(MEMORY_SHARE * free_memory(self.model.device) / per_token)
+        fitting = int(MEMORY_SHARE * free_memory(input_device(self.model)) / per_token)
         rows = max(1, min(fitting, BATCH_TOKENS) // texts.shape[1])
         yield from texts.split(rows)
 

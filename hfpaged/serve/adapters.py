@@ -13,6 +13,7 @@ from torch import nn
 from hfpaged.adapter_choice import BASE, AdapterChoices
 from hfpaged.compat import transformers_model
 from hfpaged.errors import InvalidConfigError
+from hfpaged.spread import input_device
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
@@ -83,7 +84,7 @@ def _load(model: nn.Module, name: str, folder: Path) -> nn.Module:
     from peft import PeftModel
 
     wrapped: Any = model
-    settings: dict[str, Any] = {"adapter_name": name, "torch_device": str(transformers_model(model).device)}
+    settings: dict[str, Any] = {"adapter_name": name, "torch_device": str(input_device(transformers_model(model)))}
     try:
         if not isinstance(model, PeftModel):
             with warnings.catch_warnings():

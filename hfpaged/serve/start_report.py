@@ -22,7 +22,7 @@ def figures(batcher: ContinuousBatcher, options: ServeOptions, url: str) -> dict
     told = batcher.describe()
     return {
         "model": (options.served_model_names or (model_name(batcher.model),))[0],
-        "device": str(batcher.model.device),
+        "device": told["devices"],
         "weights_bytes": weights_bytes(batcher.model),
         "ranks": told["ranks"],
         "activation_peak_bytes": told["activation_bytes"],

@@ -14,6 +14,7 @@ from hfpaged import compat
 from hfpaged.cache import PagedCache
 from hfpaged.errors import OutOfBlocksError
 from hfpaged.kv_pool import KVPool
+from hfpaged.spread import input_device
 from hfpaged.stress.mix import Mix
 from hfpaged.stress.native import Checker
 
@@ -58,7 +59,7 @@ class OtherCaches:
         return PagedCache(self._model, pool=self._pool)
 
     def _generate(self, cache: PagedCache, ids: list[int], **settings: Any) -> list[int]:
-        given = torch.tensor([ids], device=self._model.device)
+        given = torch.tensor([ids], device=input_device(self._model))
         settings = {"max_new_tokens": NEW, "do_sample": False, compat.cache_argument(): cache} | settings
         output: list[int] = self._model.generate(given, attention_mask=torch.ones_like(given), **settings)[0].tolist()
         return output

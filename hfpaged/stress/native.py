@@ -13,6 +13,7 @@ from transformers import DynamicCache, PreTrainedModel
 from hfpaged import compat
 from hfpaged.cache import PagedCache
 from hfpaged.kv_format import Spec
+from hfpaged.spread import input_device
 from hfpaged.stress.share import TimeShare
 
 WAITING = 8  # finished requests of which one is chosen next: the newest ones
@@ -85,7 +86,7 @@ class Checker:
             self.differences.append(Difference(request, at, len(prompt), alone[at], None, math.nan))
 
     def _alone(self, prompt: list[int], new: int) -> Any:
-        ids = torch.tensor([prompt], device=self._model.device)
+        ids = torch.tensor([prompt], device=input_device(self._model))
         cache = DynamicCache(config=self._model.config) if self.is_native else self._paged(len(prompt) + new)
         return self._model.generate(
             ids, attention_mask=torch.ones_like(ids), max_new_tokens=new, do_sample=False,

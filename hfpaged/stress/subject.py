@@ -15,6 +15,7 @@ from hfpaged.engine import tally_keys as keys
 from hfpaged.engine.batcher import ContinuousBatcher
 from hfpaged.errors import IntegrityError
 from hfpaged.kv_pool import KVPool
+from hfpaged.spread import input_device
 from hfpaged.stress.caches import OtherCaches
 from hfpaged.stress.facts import Facts, LeakedBlock
 from hfpaged.stress.load import Load
@@ -58,7 +59,7 @@ class Stress:
         mix = Mix(rng, alphabet, Lengths.filling(room, sequences, longest, plan.length), sequences)
         self.checker = Checker(model, plan.kv_dtype, plan.block_size)
         self._others = OtherCaches(model, self.pool, mix, rng, self.checker)
-        self._watch = Watch(self.pool, model.device, plan.seconds)
+        self._watch = Watch(self.pool, input_device(model), plan.seconds)
         batcher.hooks.append(self._watch)
         self._load = Load(batcher, mix, self._others, self.checker, self._watch, self._tell_and_count, plan.seconds)
         self._tell = tell
