@@ -49,8 +49,13 @@ class LayerStates:
         return self._held.layers
 
     @property
-    def num_bytes(self) -> Counter[torch.device]:
-        """Bytes of all tensors in the layers, by device."""
+    def num_bytes(self) -> int:
+        """Bytes of all tensors in the layers."""
+        return self.bytes_by_device.total()
+
+    @property
+    def bytes_by_device(self) -> Counter[torch.device]:
+        """The same, by device."""
         sizes: Counter[torch.device] = Counter()
         for layer in self._held.layers.values():
             for tensor in _tensors(vars(layer)):

@@ -53,7 +53,7 @@ class PackedCache(RowCache):
     @staticmethod
     def state_bytes(sequence: Sequence) -> Mapping[torch.device, int]:
         """What a sequence takes outside of the pool, by device."""
-        return sequence.state.num_bytes if isinstance(sequence.state, LayerStates) else {}
+        return sequence.state.bytes_by_device if isinstance(sequence.state, LayerStates) else {}
 
     def begin(self, growth: Many[tuple[Sequence, int]]) -> None:
         """The next forward brings so many tokens for each sequence, side by side, those with one token first. Where
