@@ -1,5 +1,6 @@
 """What config.json files leave out: the defaults of all config classes of transformers that generate text, kept in
-hfpaged/planner/families.json for the planner, which imports no transformers. Run this after an update of transformers.
+hfpaged/planner/families.json for the planner, which imports no transformers; and how transformers splits each family
+over processes, kept in tp_plans.json beside it. Run this after an update of transformers.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from transformers import CONFIG_MAPPING, PreTrainedConfig
 from transformers.models.auto import modeling_auto
 
 FILE = Path(__file__).parent.parent / "hfpaged" / "planner" / "families.json"
+PLANS = FILE.with_name("tp_plans.json")
 PARTS = (
     "text_config",
     "decoder",
@@ -105,5 +107,33 @@ def text() -> str:
     return "{\n" + head + ",\n".join(lines) + "\n }\n}\n"
 
 
+def plans() -> dict[str, dict[str, str]]:
+    """By model type, how transformers splits which modules; families that it splits nothing of are left out."""
+    found = {}
+    for name in families():
+        plan = dict(getattr(CONFIG_MAPPING[name], "base_model_tp_plan", None) or {})
+        plan = {"embed_tokens": "embedding_rowwise"} | plan if plan else {}  # as DistributedMixin.post_init does
+        plan |= {f"lm_head{key[7:]}": style for key, style in _head(name).items() if key.startswith("lm_head")}
+        if plan:
+            found[name] = plan
+    return found
+
+
+def _head(model_type: str) -> dict[str, str]:
+    """Of the class that generates."""
+    for mapping in MAPPINGS:
+        cls = getattr(modeling_auto, f"MODEL_FOR_{mapping}_MAPPING_NAMES", {}).get(model_type)
+        if cls is not None:
+            return getattr(getattr(transformers, cls, None), "_tp_plan", None) or {}
+    return {}
+
+
+def plans_text() -> str:
+    """The file: a line for each family."""
+    lines = [f"  {json.dumps(name)}: {json.dumps(plan)}" for name, plan in plans().items()]
+    return '{\n "plans": {\n' + ",\n".join(lines) + "\n }\n}\n"
+
+
 if __name__ == "__main__":
+    PLANS.write_text(plans_text(), encoding="utf-8")
     FILE.write_text(text(), encoding="utf-8")

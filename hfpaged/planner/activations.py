@@ -19,6 +19,7 @@ from __future__ import annotations
 from hfpaged.planner.config_numbers import number
 from hfpaged.planner.layer_parameters import EXPERT_INNER, family_of, matrices, num_experts
 from hfpaged.planner.model_facts import LayerKV, ModelFacts
+from hfpaged.planner.tp_plan import split_kinds, splits_heads
 from hfpaged.planner.weight_precision import float_bits
 
 MAX_NUM_SEQS = 128  # rows whose next token is chosen in one step, where nothing is said: as the batcher's default
@@ -46,8 +47,9 @@ def _norm(facts: ModelFacts, size: int) -> int:
 
 
 def _attention(facts: ModelFacts, layer: LayerKV, size: int, tp: int) -> int:
-    """Bytes of one token. KV heads that do not divide are replicated, so that each rank has one at least."""
-    heads, kv_heads = -(-facts.attention_heads // tp), -(-layer.kv_heads // tp)
+    """Bytes of one token, of whole heads where a rank has none of its own."""
+    ranks = tp if splits_heads(facts, tp) else 1
+    heads, kv_heads = facts.attention_heads // ranks, layer.kv_heads // ranks
     turned = 2 * (heads + kv_heads) * layer.key_dim
     return size * (4 * facts.hidden_size + turned + (heads + kv_heads) * layer.value_dim)
 
@@ -56,6 +58,8 @@ def _mlp(facts: ModelFacts, size: int, tp: int) -> int:
     """Bytes of one token, in a layer of experts where there are some."""
     config, hidden, copies = facts.config, facts.hidden_size, _copies(facts)
     inner = facts.intermediate_size or 4 * hidden
+    kind = "mlp" if num_experts(config) < 2 else "experts"
+    tp = tp if tp > 1 and kind in split_kinds(facts, tp) else 1
     if num_experts(config) < 2:
         return size * (4 * hidden + copies * -(-inner // tp))
     of_expert = -(-number(config, *EXPERT_INNER, default=inner) // tp)

@@ -8,6 +8,7 @@ from hfpaged.layer_groups import LayerGroup, group_layers
 from hfpaged.planner.kv_formats import check_dims, dtype_bytes, plan_format
 from hfpaged.planner.layout import PoolLayout
 from hfpaged.planner.model_facts import LayerKV, ModelFacts
+from hfpaged.planner.tp_plan import check_tp, splits_heads
 from hfpaged.stream_rule import DEFAULT_SINKS, chunk_size, stream_rules
 
 _PAGED = ("full", "sliding", "chunked")
@@ -24,10 +25,13 @@ def layout_of(
     Raises InvalidConfigError for formats, dtypes and sizes that cannot work, and windows for models without any.
     """
     check_block_size(block_size)
-    _check_tp(facts, tp)
+    check_tp(facts, tp)
     fmt, computed = plan_format(kv_format), dtype or facts.dtype
     groups = _groups(facts)
-    stores = {(place, _shape(facts.layers[layer], tp)) for group in groups for place, layer in enumerate(group.layers)}
+    ranks = tp if splits_heads(facts, tp) else 1  # that have heads of their own
+    stores = {
+        (place, _shape(facts.layers[layer], ranks)) for group in groups for place, layer in enumerate(group.layers)
+    }
     shapes = [shape for _, shape in stores]
     for _, key_dim, value_dim in shapes:
         check_dims(fmt, key_dim, value_dim)
@@ -35,7 +39,7 @@ def layout_of(
         fmt.name, block_size,
         _windows(facts, groups, window, block_size),
         sum(fmt.block_bytes(*shape, block_size, computed) for shape in shapes),
-        _state_bytes(facts, tp, computed),
+        _state_bytes(facts, computed),
         len(groups) * sum(fmt.residual_bytes(*shape, block_size, computed) for shape in shapes),
         _token_bytes(facts, tp, computed),
     )  # fmt: skip
@@ -45,10 +49,11 @@ def dense_bytes(facts: ModelFacts, tokens: int, tp: int = 1, dtype: str | None =
     """Bytes of one sequence in transformers' DynamicCache: keys and values of `tokens` tokens in each layer, of the
     last `window` - 1 in layers with a window, and the states.
     """
-    _check_tp(facts, tp)
+    check_tp(facts, tp)
     computed = dtype or facts.dtype
-    numbers = sum(_row(layer, tp) * _kept(layer, tokens) for layer in facts.layers if layer.kind in _PAGED)
-    states = _state_bytes(facts, tp, computed) + _token_bytes(facts, tp, computed) * tokens
+    ranks = tp if splits_heads(facts, tp) else 1
+    numbers = sum(_row(layer, ranks) * _kept(layer, tokens) for layer in facts.layers if layer.kind in _PAGED)
+    states = _state_bytes(facts, computed) + _token_bytes(facts, tp, computed) * tokens
     return numbers * dtype_bytes(computed) + states
 
 
@@ -56,38 +61,37 @@ def cross_bytes(facts: ModelFacts, encoder_tokens: int, tp: int = 1, dtype: str 
     """Bytes of the keys and values of `encoder_tokens` tokens that one sequence's cross-attention reads; 0 for a model
     without any. hfpaged leaves them to transformers' own cache.
     """
-    _check_tp(facts, tp)
-    numbers = sum(_row(layer, tp) for layer in facts.cross_layers)
+    check_tp(facts, tp)
+    ranks = tp if splits_heads(facts, tp) else 1
+    numbers = sum(_row(layer, ranks) for layer in facts.cross_layers)
     return numbers * encoder_tokens * dtype_bytes(dtype or facts.dtype)
-
-
-def rank_heads(heads: int, tp: int) -> int:
-    """KV heads on each of `tp` ranks. Those that do not divide are replicated, as vLLM does: max(1, heads / tp)."""
-    return -(-heads // tp)
 
 
 def _groups(facts: ModelFacts) -> tuple[LayerGroup, ...]:
     return group_layers({number: layer.window for number, layer in enumerate(facts.layers) if layer.kind in _PAGED})
 
 
-def _shape(layer: LayerKV, tp: int) -> tuple[int, int, int]:
-    return rank_heads(layer.kv_heads, tp), layer.key_dim, layer.value_dim
+def _shape(layer: LayerKV, ranks: int) -> tuple[int, int, int]:
+    """On each of `ranks` that have heads of their own; a latent is whole on all of them."""
+    return layer.kv_heads if layer.latent_dim else layer.kv_heads // ranks, layer.key_dim, layer.value_dim
 
 
-def _row(layer: LayerKV, tp: int) -> int:
+def _row(layer: LayerKV, ranks: int) -> int:
     """Numbers of one token."""
-    heads, key_dim, value_dim = _shape(layer, tp)
+    heads, key_dim, value_dim = _shape(layer, ranks)
     return heads * (key_dim + value_dim)
 
 
-def _state_bytes(facts: ModelFacts, tp: int, computed: str) -> int:
+def _state_bytes(facts: ModelFacts, computed: str) -> int:
+    """Of each sequence. No plan splits what keeps a state: `linear_attn` gathers its outputs on each rank."""
     size = dtype_bytes(computed)
-    return -(-sum(layer.state_dim * size + layer.state_bytes for layer in facts.layers) // tp)
+    return sum(layer.state_dim * size + layer.state_bytes for layer in facts.layers)
 
 
 def _token_bytes(facts: ModelFacts, tp: int, computed: str) -> int:
     """Of each token outside of blocks. The keys of an indexer are those of one head: every rank has them all."""
-    dense = sum(_row(layer, tp) for layer in facts.layers if layer.kind == "dense")
+    ranks = tp if splits_heads(facts, tp) else 1
+    dense = sum(_row(layer, ranks) for layer in facts.layers if layer.kind == "dense")
     side = sum(layer.side_dim for layer in facts.layers)
     return (dense + side) * dtype_bytes(computed) + sum(layer.side_bytes for layer in facts.layers)
 
@@ -126,10 +130,3 @@ def _windows(
         return own
     held = window + chunk_size(window, block_size)
     return tuple(rule.kept * block_size + held if rule else each for rule, each in zip(rules, own, strict=True))
-
-
-def _check_tp(facts: ModelFacts, tp: int) -> None:
-    if not isinstance(tp, int) or tp < 1 or (facts.attention_heads and facts.attention_heads % tp):
-        raise InvalidConfigError(
-            f"tp={tp} does not divide the {facts.attention_heads} attention heads of {facts.name}; use one that does"
-        )

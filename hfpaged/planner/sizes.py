@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from hfpaged.planner.kv_formats import dtype_bytes
 from hfpaged.planner.layout import PoolLayout
 from hfpaged.planner.model_facts import ModelFacts
 from hfpaged.planner.pool_layout import cross_bytes, dense_bytes, layout_of
@@ -44,13 +43,9 @@ class Sizes:
         return self._once(("layout", *key), lambda: layout_of(self.facts, *key))
 
     def weights(self, choices: Choices) -> Weights:
-        """Of one rank: layers are split, the embedding is on each."""
-        whole = self._whole_weights(choices)
-        if choices.tp == 1:
-            return whole
-        numbers = self.facts.vocab_size * self.facts.hidden_size
-        everywhere = min(whole.bytes, numbers * dtype_bytes(choices.dtype or self.facts.dtype))
-        return replace(whole, bytes=everywhere + -(-(whole.bytes - everywhere) // choices.tp))
+        """Of one rank, as transformers' tp_plan splits them."""
+        key = (choices.dtype, choices.weights_dtype, choices.tp)
+        return self._once(("weights", *key), lambda: self._read_weights(*key))
 
     def activations(self, choices: Choices, rows: int) -> int:
         """What a step with the whole token budget takes for a while, in which `rows` requests get a token."""
@@ -67,16 +62,12 @@ class Sizes:
         """What transformers' own cache keeps of one sequence of `tokens` tokens, in the dtype that it computes."""
         return dense_bytes(self.facts, tokens, choices.tp, choices.dtype) + self.cross(encoder, choices)
 
-    def _whole_weights(self, choices: Choices) -> Weights:
+    def _read_weights(self, dtype: str | None, quantization: str | None, tp: int) -> Weights:
+        from hfpaged.planner.weights import given_bytes, weight_bytes
+
         if self._weights is not None:
-            return Weights(self._weights, "as given")
-        key = (choices.dtype, choices.weights_dtype)
-        return self._once(("weights", *key), lambda: self._read_weights(*key))
-
-    def _read_weights(self, dtype: str | None, quantization: str | None) -> Weights:
-        from hfpaged.planner.weights import weight_bytes
-
-        found = weight_bytes(self.facts, dtype, quantization)
+            return Weights(given_bytes(self.facts, self._weights, tp), "as given" + ", split" * (tp > 1))
+        found = weight_bytes(self.facts, dtype, quantization, tp)
         return Weights(found.bytes, found.source)
 
     def _work(self, tokens: int, dtype: str | None, rows: int, tp: int) -> int:

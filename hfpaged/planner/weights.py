@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hfpaged.errors import InvalidConfigError
@@ -11,6 +11,7 @@ from hfpaged.planner import weight_precision as precision
 from hfpaged.planner.compared_families import told
 from hfpaged.planner.model_facts import ModelFacts
 from hfpaged.planner.parameters import Parameters, count
+from hfpaged.planner.rank_weights import Shards, on_one_rank
 from hfpaged.planner.weight_files import Stored, Tensor, UnreadableWeightsError, stored_in
 from hfpaged.planner.weight_precision import WIDE_FLOATS, Quantization
 
@@ -27,8 +28,10 @@ class Weights:
     source: str
 
 
-def weight_bytes(facts: ModelFacts, dtype: str | None = None, quantization: str | None = None) -> Weights:
-    """The weights of all parts of the model, towers for pictures too where files tell of them.
+def weight_bytes(
+    facts: ModelFacts, dtype: str | None = None, quantization: str | None = None, tp: int = 1
+) -> Weights:  # fmt: skip
+    """The weights of all parts of the model, towers for pictures too where files tell of them, on one of `tp` ranks.
 
     `dtype`: in place of the one that the weights are stored in; what is quantized already stays as it is.
     `quantization`: int8, fp8 or int4, of the matrices in the layers of a model that is not quantized.
@@ -39,10 +42,17 @@ def weight_bytes(facts: ModelFacts, dtype: str | None = None, quantization: str 
     try:
         stored = stored_in(_folder(facts))
     except UnreadableWeightsError as error:
-        return _counted(facts, dtype, asked, f"; {error}")
+        return _counted(facts, dtype, asked, tp, f"; {error}")
     if stored is None:
-        return _counted(facts, dtype, asked, "")
-    return _by_headers(facts, stored, bits, asked) if stored.tensors else _by_size(facts, stored, dtype, asked)
+        return _counted(facts, dtype, asked, tp, "")
+    if stored.tensors:
+        return _by_headers(facts, stored, bits, asked, tp)
+    return _by_size(facts, stored, dtype, asked, tp)
+
+
+def given_bytes(facts: ModelFacts, whole: int, tp: int) -> int:
+    """Of one rank, where `whole` is known for the model."""
+    return whole if tp == 1 else math.ceil(whole * _share(facts, tp))
 
 
 def _folder(facts: ModelFacts) -> str | None:
@@ -66,15 +76,20 @@ def _quantization(facts: ModelFacts) -> Quantization | None:
     return precision.of_config(facts.whole) or precision.of_config(facts.config)
 
 
-def _by_headers(facts: ModelFacts, stored: Stored, bits: int | None, asked: Quantization | None) -> Weights:
-    total = sum(_tensor_bytes(tensor, bits, asked) for tensor in stored.tensors)
+def _by_headers(
+    facts: ModelFacts, stored: Stored, bits: int | None, asked: Quantization | None, tp: int
+) -> Weights:  # fmt: skip
+    shards = Shards(facts, frozenset(tensor.name for tensor in stored.tensors), tp)
+    here = (replace(tensor, shape=(shards.numel(tensor.name, tensor.shape),)) for tensor in stored.tensors)
+    total = sum(_tensor_bytes(*pair, bits, asked) for pair in zip(here, stored.tensors, strict=True))
     return Weights(total, _stored_parameters(facts, stored), f"headers of {stored.files}{_suffix(asked)}")
 
 
-def _tensor_bytes(tensor: Tensor, bits: int | None, asked: Quantization | None) -> int:
+def _tensor_bytes(tensor: Tensor, whole: Tensor, bits: int | None, asked: Quantization | None) -> int:
+    """Of `tensor`, the part of `whole` that is on a rank."""
     if tensor.dtype not in WIDE_FLOATS:
         return tensor.bytes
-    if asked and len(tensor.shape) > 1 and not any(part in tensor.name for part in NO_MATRIX):
+    if asked and len(whole.shape) > 1 and not any(part in tensor.name for part in NO_MATRIX):
         return math.ceil(tensor.numel * asked.bits / 8)
     return tensor.numel * bits // 8 if bits else tensor.bytes
 
@@ -86,20 +101,28 @@ def _stored_parameters(facts: ModelFacts, stored: Stored) -> int:
     return sum(tensor.numel for tensor in stored.tensors)
 
 
-def _by_size(facts: ModelFacts, stored: Stored, dtype: str | None, asked: Quantization | None) -> Weights:
+def _by_size(
+    facts: ModelFacts, stored: Stored, dtype: str | None, asked: Quantization | None, tp: int
+) -> Weights:  # fmt: skip
     """Files that tell their size alone, of numbers in the config's dtype."""
     if asked is not None:
-        return _counted(facts, dtype, asked, f"; of {stored.files} only the size is known")
+        return _counted(facts, dtype, asked, tp, f"; of {stored.files} only the size is known")
     own = _quantization(facts)
     scale = precision.float_bits(dtype) / precision.float_bits(facts.dtype) if dtype and own is None else 1
     parameters = count(facts).total if own else stored.bytes * 8 // precision.float_bits(facts.dtype)
-    return Weights(math.ceil(stored.bytes * scale), parameters, f"size of {stored.files}")
+    return Weights(given_bytes(facts, math.ceil(stored.bytes * scale), tp), parameters, f"size of {stored.files}")
 
 
-def _counted(facts: ModelFacts, dtype: str | None, asked: Quantization | None, why: str) -> Weights:
+def _share(facts: ModelFacts, tp: int) -> float:
+    """Of all weights, what one rank has."""
+    parameters = count(facts)
+    return on_one_rank(facts, parameters, tp).total / max(parameters.total, 1)
+
+
+def _counted(facts: ModelFacts, dtype: str | None, asked: Quantization | None, tp: int, why: str) -> Weights:
     quantized = asked or _quantization(facts)
     parameters = count(facts)
-    total = _counted_bytes(parameters, precision.float_bits(dtype or facts.dtype), quantized)
+    total = _counted_bytes(on_one_rank(facts, parameters, tp), precision.float_bits(dtype or facts.dtype), quantized)
     return Weights(total, parameters.total, f"{told(facts.model_type)}{_suffix(quantized)}{why}")
 
 
