@@ -91,7 +91,7 @@ _HOMES = {
     ),
 }
 # `import hfpaged; hfpaged.telemetry.instrument()` needs no import of its own, nor does `hfpaged.serve.run(model)`.
-_SUBPACKAGES = ("kv_events", "serve", "telemetry")
+_SUBPACKAGES = ("kv_events", "serve", "telemetry", "tensor_parallel")
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [

@@ -61,11 +61,19 @@ def distributed_config(plan: dict[str, str] | None) -> DistributedConfig:
     return DistributedConfig(tp_plan="auto" if plan is None else plan)
 
 
-def head_counts(config: PreTrainedConfig) -> tuple[int, int]:
-    """(query heads, heads of keys and values) of a layer."""
+def head_counts(config: PreTrainedConfig) -> tuple[set[int], set[int]]:
+    """(numbers of query heads, numbers of heads of keys and values) that layers have; empty where there are none."""
     text = config.get_text_config(decoder=True)
-    heads = int(text.num_attention_heads)
-    return heads, int(getattr(text, "num_key_value_heads", None) or heads)
+    layers = getattr(text, "per_layer_config", None) or [text]  # since 5.20 or so
+    heads = [_numbers(layer, "num_attention_heads") for layer in layers]
+    kv_heads = [_numbers(layer, "num_key_value_heads") or own for layer, own in zip(layers, heads, strict=True)]
+    return set().union(*heads), set().union(*kv_heads)
+
+
+def _numbers(layer: Any, name: str) -> set[int]:
+    """What a config says, where it is one number or one for each layer."""
+    given = getattr(layer, name, None)
+    return {int(each) for each in (given if isinstance(given, (list, tuple)) else [given]) if each}
 
 
 def _plans_are_merged() -> bool:

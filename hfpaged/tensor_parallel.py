@@ -84,7 +84,7 @@ def weights_bytes(model: PreTrainedModel) -> int:
 
 def divides(config: PreTrainedConfig, size: int) -> bool:
     """Whether each of `size` processes can have whole heads, of queries as of keys."""
-    return not any(count % size for count in compat_sharding.head_counts(config))
+    return not any(count % size for counts in compat_sharding.head_counts(config) for count in counts)
 
 
 def _plan_with_whole_attention(config: PreTrainedConfig, model_class: Any) -> dict[str, str]:
@@ -101,7 +101,7 @@ def _for_config(arguments: dict[str, Any]) -> dict[str, Any]:
 def _check_heads(model: PreTrainedModel, size: int) -> None:
     """Raises UnsupportedModelError where a head would lie on two ranks."""
     if compat_sharding.splits_heads(compat_sharding.tp_plan(model)) and not divides(model.config, size):
-        heads, kv_heads = compat_sharding.head_counts(model.config)
+        heads, kv_heads = (" or ".join(map(str, sorted(each))) for each in compat_sharding.head_counts(model.config))
         raise UnsupportedModelError(
             f"{heads} query heads and {kv_heads} heads of keys and values do not divide by {size} ranks, and a head "
             "must not lie on two of them; load the model with hfpaged.tensor_parallel.load_model(), which then keeps "

@@ -17,6 +17,7 @@ WAYS = {
     "beams": {"num_beams": 3},
     "sampled": {"do_sample": True, "temperature": 2.0},
     "sampled beams": {"do_sample": True, "num_beams": 2, "num_return_sequences": 2},
+    "prompt lookup": {"lengths": [30], "prompt_lookup_num_tokens": 3, "max_new_tokens": 25},
     "chunks": {"prefill_chunk_size": 5},
     "windows and beams": {"name": "mistral", "num_beams": 2, "max_new_tokens": 30},
 }

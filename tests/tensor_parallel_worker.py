@@ -81,13 +81,13 @@ def family(name):
     return {"paged": found, "plain": plain(name), "heads": heads(cache)}
 
 
-def way(name="llama", **settings):
-    model = load(name)
+def way(name="llama", lengths=(9, 4, 22), **settings):
+    model, inputs = load(name), tiny_models.prompts(list(lengths))
     torch.manual_seed(7)
-    wanted = plain(name, **settings)
+    wanted = plain(name, inputs, **settings)
     torch.manual_seed(7)
     cache = hfpaged.PagedCache(model, num_blocks=256)
-    found = tokens(model, cache, **settings)
+    found = tokens(model, cache, inputs, **settings)
     cache.pool.check_integrity()
     return {"paged": found, "plain": wanted}
 
@@ -326,6 +326,16 @@ def refusals():
     return errors | {"scales": str(refused.value)}
 
 
+def host_group():
+    """Beside NCCL, which has no place for tensors in host memory."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ranks.dist, "get_backend", lambda group: "nccl")
+        own = tensor_parallel.ranks_of(load("llama"))
+        made = own.host_group
+        assert made is own.host_group is not own.group
+        return ranks.ranges(own, [RANK, 5])
+
+
 CASES = {
     **{f"family {name}": partial(family, name) for name in FAMILIES},
     **{f"way {name}": partial(way, **settings) for name, settings in WAYS.items()},
@@ -334,7 +344,7 @@ CASES = {
         case.__name__: case
         for case in (
             window, prefixes, eviction, chat, default_cache, pool_bytes, replicated_bytes, sizes, told, saved_prefixes,
-            other_prompts, other_seeds, pools_differ, garbage, prepacked, refusals,
+            other_prompts, other_seeds, pools_differ, garbage, prepacked, refusals, host_group,
         )
     },
 }  # fmt: skip

@@ -77,6 +77,10 @@ def test_pools_are_of_one_size_although_ranks_see_different_memory(run):
     assert by_name == 300_000 // first["block_bytes"]
 
 
+def test_small_numbers_go_over_a_group_of_their_own_where_the_model_s_group_takes_none(run):
+    assert run.of("host_group") == [[(0, 1), (5, 5)]] * 2
+
+
 def test_statistics_and_texts_say_which_rank_it_is(run):
     for number, rank in enumerate(run.of("told")):
         assert rank["stats"] == [number, 2]
