@@ -15,6 +15,7 @@ import serve_models
 import tiny_models
 from replica_answers import normal
 from served import served, wait_until
+from served_hits import hits, system_prompts
 
 from hfpaged import ContinuousBatcher
 from hfpaged.serve import ServeOptions
@@ -135,6 +136,21 @@ def test_a_prefix_is_found_again_wherever_it_is_and_by_its_own_tenant_alone(clus
     assert all(cached("key-a") > 0 for _ in range(4))
     assert cached("key-b") == 0
     assert cached("key-b") > 0
+
+
+@pytest.mark.parametrize("at_once", [1, 4])
+def test_eight_system_prompts_hit_as_on_one_replica_and_much_more_than_in_turn(cluster, one_process, at_once):
+    says = system_prompts(8, each=3, seed=at_once)
+    bodies = [{"messages": each, "max_tokens": 2, "cache_salt": f"traffic {at_once}"} for each in says]
+    # Two salts on one server, whose pool has room for all, hit as two replicas that are asked in turn.
+    turns = [body | {"cache_salt": f"turn {at_once} {number % 2}"} for number, body in enumerate(bodies)]
+    one, turn = (hits(one_process.client, each, at_once).rate for each in (bodies, turns))
+    near, answered = hits(cluster.client, bodies, at_once)
+    assert one > 0.55
+    assert near >= 0.9 * one
+    assert near >= 1.5 * turn
+    assert len(answered) == 2
+    assert min(answered.values()) >= len(bodies) / 6
 
 
 def test_a_client_who_goes_is_noticed_in_the_replica(cluster):
