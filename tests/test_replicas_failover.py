@@ -1,4 +1,4 @@
-"""What becomes of an answer whose replica is lost: asked for again before its first byte, ended with an error behind."""
+"""An answer whose replica is lost: before its first byte another one gives it, behind it an error event ends it."""
 
 import asyncio
 import json

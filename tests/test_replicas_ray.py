@@ -17,7 +17,7 @@ from replica_answers import normal
 from served import served, wait_until
 from served_hits import hits, system_prompts
 
-from hfpaged import ContinuousBatcher
+from hfpaged import ContinuousBatcher, demo_model
 from hfpaged.serve import ServeOptions
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -60,28 +60,25 @@ def cluster(tmp_path_factory):
         "--port", str(port), "--kv-cache-memory", POOL, "--max-num-seqs", "4", "--api-key", "a=key-a", "--api-key",
         "b=key-b",
     ]  # fmt: skip
-    with ray_cluster.one_at_a_time(), ray_cluster.two_nodes() as nodes:
-        with ray_cluster.driver(*words, "--address", nodes.address) as driver:
-            driver.wait_for(r"ready: (http://\S+)/v1")
-            yield Cluster(nodes, driver, f"http://127.0.0.1:{port}", folder)
+    with (
+        ray_cluster.one_at_a_time(),
+        ray_cluster.two_nodes() as nodes,
+        ray_cluster.driver(*words, "--address", nodes.address) as driver,
+    ):
+        driver.wait_for(r"ready: (http://\S+)/v1")
+        yield Cluster(nodes, driver, f"http://127.0.0.1:{port}", folder)
 
 
 @pytest.fixture(scope="module")
 def one_process(cluster):
     """A server with the same model in this process."""
-    model, tokenizer = tiny_model(cluster.folder)
+    model, tokenizer = demo_model.load(cluster.folder)
     options = ServeOptions(served_model_names=(MODEL_NAME,), api_keys=KEYS)
     with (
         ContinuousBatcher(model, tokenizer, **SIZES) as batcher,
         served(batcher, options, headers={"Authorization": "Bearer key-a"}) as found,
     ):
         yield found
-
-
-def tiny_model(folder):
-    from hfpaged import demo_model
-
-    return demo_model.load(folder)
 
 
 def test_each_node_has_a_replica(cluster):

@@ -56,6 +56,7 @@ def test_the_issue_finds_all_its_flags():
         "enable-prefix-caching no-enable-prefix-caching no-prefix-caching max-num-queued-requests "
         "scheduling-policy request-timeout window sinks adapter metrics-compat otlp-endpoint log-level "
         "log-json shutdown-timeout send-timeout max-request-bytes record-prompts shadow record "
+        "replicas min-replicas max-replicas address num-gpus-per-replica num-cpus-per-replica app-name route-prefix "
         "kv-events-endpoint kv-events-replay-endpoint kv-events-topic kv-events-salted kv-events-config"
     )
     there = {name for flag in flags() for name in flag.option_strings}

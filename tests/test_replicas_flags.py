@@ -1,0 +1,123 @@
+"""`hfpaged serve` with flags for replicas: what they mean together, and what is refused."""
+
+import builtins
+import os
+
+import pytest
+
+from hfpaged import cli, replicas
+from hfpaged.errors import InvalidConfigError
+from hfpaged.replicas.flags import are_wanted, check_sizes, settings_of
+from hfpaged.replicas.settings import ReplicaSettings
+
+CPUS = os.cpu_count() or 1
+
+
+def parsed(*words):
+    return cli.build_parser(["serve"]).parse_args(["serve", "model", *words])
+
+
+def settings(*words, has_cuda=False):
+    return settings_of(parsed(*words), has_cuda=has_cuda)
+
+
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [((), False), (("--replicas", "1"), True), (("--max-replicas", "2"), True), (("--address", "auto"), True)],
+)
+def test_replicas_are_run_where_a_flag_asks_for_them(words, wanted):
+    assert are_wanted(parsed(*words)) is wanted
+
+
+@pytest.mark.parametrize(
+    "words", ["--min-replicas 1", "--num-gpus-per-replica 1", "--num-cpus-per-replica 2", "--app-name x"]
+)
+def test_a_flag_about_replicas_alone_is_refused(words):
+    with pytest.raises(InvalidConfigError, match=words.split()[0]):
+        are_wanted(parsed(*words.split()))
+
+
+NUMBERS = {
+    "--replicas 3": (3, 3, 3),
+    "--max-replicas 4": (1, 1, 4),
+    "--replicas 2 --max-replicas 4": (1, 2, 4),
+    "--min-replicas 2 --max-replicas 4": (2, 2, 4),
+    "--replicas 3 --min-replicas 2 --max-replicas 4": (2, 3, 4),
+    "--address auto": (1, 1, 1),
+}
+
+
+@pytest.mark.parametrize(("words", "numbers"), NUMBERS.items(), ids=NUMBERS)
+def test_how_many_replicas_there_are(words, numbers):
+    found = settings(*words.split())
+    assert (found.min_replicas, found.num_replicas, found.max_replicas) == numbers
+    assert found.is_autoscaled == (numbers[0] < numbers[2])
+
+
+@pytest.mark.parametrize("words", ["--replicas 3 --max-replicas 2", "--replicas 1 --min-replicas 2 --max-replicas 3"])
+def test_numbers_in_no_order_are_refused(words):
+    with pytest.raises(InvalidConfigError, match="1 <= min <= replicas <= max"):
+        settings(*words.split())
+
+
+def test_a_replica_takes_a_gpu_where_there_are_some():
+    assert settings("--replicas", "2", has_cuda=True).num_gpus == 1
+    assert settings("--replicas", "2", "--device", "cpu", has_cuda=True).num_gpus == 0
+    assert settings("--replicas", "2").num_gpus == 0
+    assert settings("--replicas", "2", "--num-gpus-per-replica", "0.5", has_cuda=True).num_gpus == 0.5
+
+
+def test_without_gpus_this_machines_cpus_are_shared():
+    assert settings("--replicas", "1").num_cpus == CPUS
+    assert settings("--replicas", str(10 * CPUS)).num_cpus == 1
+    assert settings("--replicas", "1", "--address", "auto").num_cpus == 1
+    assert settings("--replicas", "1", has_cuda=True).num_cpus == 1
+    assert settings("--replicas", "1", "--num-cpus-per-replica", "0.5").num_cpus == 0.5
+
+
+def test_replicas_that_share_a_gpu_must_say_how_much_each_takes():
+    words = ("--replicas", "2", "--num-gpus-per-replica", "0.5")
+    with pytest.raises(InvalidConfigError, match="--kv-cache-memory BYTES"):
+        check_sizes(parsed(*words), settings(*words, has_cuda=True))
+    words = (*words, "--kv-cache-memory", "1GiB")
+    check_sizes(parsed(*words), settings(*words, has_cuda=True))
+    with pytest.raises(InvalidConfigError, match="--num-gpus-per-replica 0 hides all GPUs"):
+        settings("--replicas", "2", "--num-gpus-per-replica", "0", has_cuda=True)
+
+
+@pytest.mark.parametrize("prefix", ["models", "/models/"])
+def test_a_route_prefix_is_a_path(prefix):
+    with pytest.raises(InvalidConfigError, match="--route-prefix"):
+        ReplicaSettings(route_prefix=prefix)
+
+
+@pytest.mark.parametrize("amount", ["-1", "many", "nan"])
+def test_an_amount_is_a_number(amount, capsys):
+    with pytest.raises(SystemExit):
+        parsed("--num-cpus-per-replica", amount)
+    assert "is no amount" in capsys.readouterr().err
+
+
+def test_without_ray_it_is_said_what_to_install(monkeypatch, capsys):
+    imported = builtins.__import__
+
+    def without_ray(name, *args, **rest):
+        if name.partition(".")[0] == "ray":
+            raise ModuleNotFoundError("No module named 'ray'", name="ray")
+        return imported(name, *args, **rest)
+
+    def import_module(name):
+        return builtins.__import__("ray")
+
+    monkeypatch.setattr(builtins, "__import__", without_ray)
+    monkeypatch.setattr(replicas, "import_module", import_module)
+    assert cli.main(["serve", "model", "--replicas", "2"]) == 2
+    assert "replicas need ray, which is not here; pip install 'hfpaged[ray]'" in capsys.readouterr().err
+
+
+def test_ray_is_told_to_be_quiet_and_to_send_nothing_home(monkeypatch):
+    for name in replicas._RAY_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(replicas, "import_module", lambda name: None)
+    replicas._launch()
+    assert os.environ["RAY_USAGE_STATS_ENABLED"] == "0"
