@@ -9,17 +9,19 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 
-from hfpaged.engine.model_runner import ModelRunner
 from hfpaged.engine.outcome import from_numbers, to_numbers
 from hfpaged.engine.plan_channel import PlanChannel
 from hfpaged.engine.rank_watch import RankWatch
 from hfpaged.errors import BatcherClosedError, NotLeaderError, PackedForwardError, RankLostError
 from hfpaged.packed_plan import PackedPlan
 from hfpaged.ranks import Ranks
+
+if TYPE_CHECKING:
+    from hfpaged.engine.model_runner import ModelRunner
 
 FORWARD, OUTCOME, CLOSE = range(3)
 Value = TypeVar("Value")

@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import logging
 import os
+import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -50,15 +52,16 @@ class RankWatch:
         self._known = threading.Event()  # that there is a fault
         self._is_over = threading.Event()
         self._lock = threading.Lock()
-        self._sending = threading.Lock()
         self.is_busy = False  # with something that needs the other ranks
         self._left: str | None = None  # which rank has come to its end too early
         peers = range(1, ranks.size) if ranks.is_first else [0]
         self.heard = dict.fromkeys(peers, time.monotonic())
         self._silent: set[int] = set()
         self._ended_to: set[int] = set()  # to whom we have said that this is the end
-        self._threads = [threading.Thread(target=self._listen, args=(peer,), daemon=True) for peer in peers]
-        self._threads.append(threading.Thread(target=self._beat, daemon=True))
+        # A message to a rank that does not listen waits, and nothing else may wait for that.
+        self._outboxes: dict[int, queue.SimpleQueue[bytes]] = {peer: queue.SimpleQueue() for peer in peers}
+        works: list[Callable[[], None]] = [partial(work, peer) for peer in peers for work in (self._listen, self._send)]
+        self._threads = [threading.Thread(target=work, daemon=True) for work in (*works, self._beat)]
         for thread in self._threads:
             thread.name = "hfpaged-ranks"
             thread.start()
@@ -152,8 +155,9 @@ class RankWatch:
         last = time.monotonic()
         while not self._is_over.wait(EVERY):
             before, last = last, time.monotonic()
-            for peer in self.heard:
-                self._tell(peer, BEAT)
+            for peer, outbox in self._outboxes.items():
+                if outbox.empty():
+                    self._tell(peer, BEAT)
             if last - before > SILENT / 2:  # this very process was stopped
                 self.heard.update(dict.fromkeys(self.heard, last))
             self._look_for_silence(last)
@@ -187,9 +191,17 @@ class RankWatch:
             self._tell(peer, END)
 
     def _tell(self, peer: int, kind: int, text: str = "") -> None:
-        message = torch.zeros(SIZE, dtype=torch.uint8)
-        encoded = bytes([kind]) + text.encode()[: SIZE - 1]
-        message[: len(encoded)] = torch.tensor(list(encoded), dtype=torch.uint8)
         if kind == END or peer not in self._ended_to:
-            with self._sending, suppress(RuntimeError, ValueError):  # who listens to that rank will notice
+            self._outboxes[peer].put(bytes([kind]) + text.encode())
+
+    def _send(self, peer: int) -> None:
+        outbox, message = self._outboxes[peer], torch.zeros(SIZE, dtype=torch.uint8)
+        while True:
+            content = outbox.get()[:SIZE].ljust(SIZE, b"\0")
+            message.copy_(torch.frombuffer(bytearray(content), dtype=torch.uint8))
+            try:
                 dist.send(message, group=self._group, group_dst=peer)
+            except (RuntimeError, ValueError):  # who listens to that rank notices too
+                return
+            if content[0] == END:
+                return

@@ -16,6 +16,7 @@ from hfpaged.errors import (
     InvalidLogitsError,
     OutOfBlocksError,
     QueueFullError,
+    RankLostError,
     RequestTooLongError,
 )
 from hfpaged.serve.json_text import json_bytes
@@ -38,6 +39,7 @@ _KINDS: dict[type[BaseException], tuple[int, str]] = {
     BatcherClosedError: (503, "shutting_down"),
     OutOfBlocksError: (503, "out_of_blocks"),
     AdapterLostError: (503, "adapter_lost"),
+    RankLostError: (503, "rank_lost"),  # the log has said which
     InvalidConfigError: (400, "invalid_value"),
     InvalidLogitsError: (422, "invalid_logits"),  # of settings such as repetition_penalty=5e-324, or of the model
 }

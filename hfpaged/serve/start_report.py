@@ -62,7 +62,7 @@ def _rows(told: dict[str, Any]) -> list[tuple[str, str]]:
     peak = told["activation_peak_bytes"]
     return [
         *([("replicas", f"{told['replicas']}; each has:")] if "replicas" in told else []),
-        *([("tensor parallel", f"{told['ranks']} ranks; each has:")] if told["ranks"] > 1 else []),
+        *([("tensor parallel", f"{told['ranks']} ranks; each has:")] if told.get("ranks", 1) > 1 else []),
         ("weights", format_bytes(told["weights_bytes"])),
         ("activation peak", "not measured, as the pool's size was given" if peak is None else format_bytes(peak)),
         ("pool", f"{format_bytes(told['pool_bytes'])} ({told['kv_format']})"),
