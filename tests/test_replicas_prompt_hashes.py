@@ -13,6 +13,7 @@ from served import served
 
 from hfpaged import ContinuousBatcher
 from hfpaged.replicas.prompt_hashes import PromptHashes
+from hfpaged.replicas.published import PublishedPrefixes
 from hfpaged.replicas.reporting import Reporter
 from hfpaged.replicas.routing_hash import as_numbers
 from hfpaged.serve import ServeOptions
@@ -68,7 +69,7 @@ def replica_of(batcher, **options):
     with served(batcher, options) as server:
         yield Replica(server, reporter, PromptHashes(serve_models.tokenizer(), options, BLOCK))
     reporter.close()
-    assert batcher.pool.prefixes.index.watchers == []
+    assert not any(isinstance(each, PublishedPrefixes) for each in batcher.pool.prefixes.index.watchers)
 
 
 def long_batcher():
@@ -127,6 +128,30 @@ def test_each_adapter_has_prefixes_of_its_own(tmp_path):
                 published, made = found.ask(path, body | {"model": name})
                 assert set(made) <= published
                 assert not published & set(found.made(path, body | {"model": other}))
+
+
+def test_what_is_evicted_into_host_memory_is_still_told_and_comes_after_what_is_in_the_pool():
+    prompts = [list(range(start, start + 33)) for start in (3, 100, 200, 300)]
+    with serve_models.batcher(num_blocks=24, block_size=BLOCK, swap_space="1MiB") as batcher:
+        reporter = Reporter(batcher, SECRET)
+        hashes = PromptHashes(None, ServeOptions(salt_secret=SECRET), BLOCK)
+        batcher.generate(prompts[0], max_new_tokens=1)
+        for prompt in prompts[1:]:
+            batcher.generate(prompt, max_new_tokens=1)
+        assert batcher.pool.stats().prefix_evictions > 0
+        told = list(as_numbers(reporter.stats()["prefixes"]))
+        made = [
+            list(as_numbers(hashes.of("/v1/completions", json.dumps({"prompt": each}).encode()))) for each in prompts
+        ]
+        assert set().union(*made) == set(told)
+        assert set(told[:8]) == set(made[3])
+        in_pool = batcher.pool.prefixes.index.num_blocks
+        assert made[0][-1] in told[in_pool:]
+        batcher.pool.drop_prefixes()
+        assert reporter.stats()["prefixes"] == b""
+        reporter.close()
+        batcher.generate(prompts[0], max_new_tokens=1)
+        assert reporter.stats()["prefixes"] == b""
 
 
 REFUSED = [

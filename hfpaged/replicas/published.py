@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import threading
+from collections import OrderedDict
 from collections.abc import Sequence as Many
+from operator import attrgetter
+from typing import Any
 
 from hfpaged.block_table import GONE
 from hfpaged.kv_pool import KVPool
-from hfpaged.prefix_block import PrefixBlock, Root
+from hfpaged.prefix_block import BlockWatcher, PrefixBlock, Root
 from hfpaged.replicas.routing_hash import RoutingHash
 
 # Hashes that are told at most, 8 bytes each: 16 KiB each second from a replica to each that sends to it.
@@ -37,33 +40,39 @@ class _Place:
 class PublishedPrefixes:
     """A watcher of a pool's prefix index (see BlockWatcher): the blocks that a request can begin with, by their routing
     hash; the last ones are those that were computed, or computed behind, last. O(1) for each that comes or goes.
+
+    `below` is the watcher of the host memory below the pool: what lies there is there, and was used before all else.
     """
 
     def __init__(self, routing_hash: RoutingHash, windows: Many[int | None]) -> None:
         self._hash, self._lock = routing_hash, threading.Lock()
         whole = [group for group, window in enumerate(windows) if window is None]
         self._needed = whole or range(len(windows))  # layer groups without whose block nothing behind is found
-        self._places: dict[bytes, _Place] = {}
+        self._places: OrderedDict[bytes, _Place] = OrderedDict()
         self._known: dict[int, tuple[bytes, int]] = {}  # hash and depth, by a block's number
+        self.below = _Below(self)
 
     def __len__(self) -> int:
         return len(self._places)
 
     def stored(self, entry: PrefixBlock, group: int) -> None:
         """See BlockWatcher."""
-        if not _is_plain(entry.root) or any(entry.blocks[needed] == GONE for needed in self._needed):
+        if not self._is_there(entry):
             return
-        digest, depth = self._of(entry)
+        digest = self._add(entry)
         with self._lock:
             if (parent := self._place_of(entry.parent)) is not None:
-                parent[1].behind += digest not in self._places
-                self._places[parent[0]] = self._places.pop(parent[0])
-            self._places[digest] = place = self._places.pop(digest, None) or _Place(depth)
-            place.number = entry.number
+                self._places.move_to_end(parent[0])
+            self._places.move_to_end(digest)
+
+    def stored_below(self, entry: PrefixBlock) -> None:
+        """The same in host memory."""
+        if self._is_there(entry):
+            self._add(entry)
 
     def removed(self, entry: PrefixBlock, group: int, block: int) -> None:
         """See BlockWatcher."""
-        if group not in self._needed or (place := self._place_of(entry)) is None:
+        if self._is_there(entry) or (place := self._place_of(entry)) is None:
             return
         with self._lock:
             del self._places[place[0]]
@@ -87,6 +96,23 @@ class PublishedPrefixes:
     def _tells_much(self, digest: bytes) -> bool:
         place = self._places.get(digest)
         return place is not None and place.tells_much
+
+    def _is_there(self, entry: PrefixBlock) -> bool:
+        """Whether a request can begin with it, for all that layer groups with a window have."""
+        below = entry.below or ()
+        return all(entry.blocks[needed] != GONE or needed in below for needed in self._needed) and _is_plain(entry.root)
+
+    def _add(self, entry: PrefixBlock) -> bytes:
+        """One that is new here comes before all others."""
+        digest, depth = self._of(entry)
+        with self._lock:
+            if (place := self._places.get(digest)) is None:
+                place = self._places[digest] = _Place(depth)
+                self._places.move_to_end(digest, last=False)
+                if (parent := self._place_of(entry.parent)) is not None:
+                    parent[1].behind += 1
+            place.number = entry.number
+        return digest
 
     def _place_of(self, block: PrefixBlock | Root) -> tuple[bytes, _Place] | None:
         """Hash and place of just this block, None where it is not there."""
@@ -118,19 +144,42 @@ class PublishedPrefixes:
             self._known[number] = known
 
 
+class _Below:
+    """Of blocks in host memory, whose `block` is a place there."""
+
+    def __init__(self, published: PublishedPrefixes) -> None:
+        self._published = published
+
+    def stored(self, entry: PrefixBlock, group: int) -> None:
+        self._published.stored_below(entry)
+
+    def removed(self, entry: PrefixBlock, group: int, block: int) -> None:
+        self._published.removed(entry, group, block)
+
+
 def watch_prefixes(pool: KVPool, routing_hash: RoutingHash) -> PublishedPrefixes:
-    """Follow what `pool` has and gets."""
+    """Follow what `pool`, and host memory below it, have and get."""
     published = PublishedPrefixes(routing_hash, [group.window for group in pool.groups])
     with pool.changing():
-        index = pool.prefixes.index
-        for root in reversed(index.roots):
-            left = list(root.children.values())
-            while left:
-                entry = left.pop()
-                published.stored(entry, 0)
-                left.extend(entry.children.values())
-        index.watchers.append(published)
+        for place, watcher in _places(pool, published):
+            for entry in sorted(place.entries(), key=attrgetter("number")):
+                watcher.stored(entry, 0)
+            place.watchers = [*place.watchers, watcher]
     return published
+
+
+def unwatch_prefixes(pool: KVPool, published: PublishedPrefixes) -> None:
+    """Undo `watch_prefixes`."""
+    with pool.changing():
+        for place, watcher in _places(pool, published):
+            place.watchers = [each for each in place.watchers if each is not watcher]
+
+
+def _places(pool: KVPool, published: PublishedPrefixes) -> list[tuple[Any, BlockWatcher]]:
+    """Where blocks are, and who watches it."""
+    host = pool.swapping.host if pool.swapping is not None else None
+    below: list[tuple[Any, BlockWatcher]] = [] if host is None else [(host, published.below)]
+    return [*below, (pool.prefixes.index, published)]
 
 
 def _is_plain(root: Root) -> bool:

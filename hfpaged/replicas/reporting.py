@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from hfpaged.engine.batcher import ContinuousBatcher
-from hfpaged.replicas.published import PublishedPrefixes, watch_prefixes
+from hfpaged.replicas.published import PublishedPrefixes, unwatch_prefixes, watch_prefixes
 from hfpaged.replicas.routing_hash import RoutingHash
 
 
@@ -32,5 +32,4 @@ class Reporter:
 
     def close(self) -> None:
         """Follow the pool no more."""
-        with self._batcher.pool.changing():
-            self._batcher.pool.prefixes.index.watchers.remove(self._published)
+        unwatch_prefixes(self._batcher.pool, self._published)
