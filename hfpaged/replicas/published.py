@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence as Many
@@ -87,8 +88,7 @@ class PublishedPrefixes:
         known as it is. What is left of the limit is filled up.
         """
         with self._lock:
-            digests = list(self._places)[-LOOKED_AT * limit :]
-        digests.reverse()
+            digests = list(itertools.islice(reversed(self._places), LOOKED_AT * limit))
         if len(digests) > limit:
             digests = list(dict.fromkeys([*filter(self._tells_much, digests), *digests]))[:limit]
         return b"".join(digests)
