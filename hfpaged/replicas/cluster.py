@@ -80,6 +80,7 @@ def check_name(settings: ReplicaSettings) -> None:
 def _start(settings: ReplicaSettings) -> None:
     cpus = settings.max_replicas * settings.num_cpus
     ray.init(
+        address="local",  # else Ray joins any cluster that it finds on this machine
         num_cpus=max(int(-(-cpus // 1)), os.cpu_count() or 1), include_dashboard=False, _node_ip_address=LOOPBACK,
         object_store_memory=OBJECT_STORE_BYTES, logging_level=logging.ERROR,
     )  # fmt: skip
