@@ -109,14 +109,19 @@ def text() -> str:
 
 def plans() -> dict[str, dict[str, str]]:
     """By model type, how transformers splits which modules; families that it splits nothing of are left out."""
-    found = {}
-    for name in families():
-        plan = dict(getattr(CONFIG_MAPPING[name], "base_model_tp_plan", None) or {})
-        plan = {"embed_tokens": "embedding_rowwise"} | plan if plan else {}  # as DistributedMixin.post_init does
-        plan |= {f"lm_head{key[7:]}": style for key, style in _head(name).items() if key.startswith("lm_head")}
-        if plan:
-            found[name] = plan
-    return found
+    return {name: found for name in families() if (found := plan(name))}
+
+
+def plan(model_type: str) -> dict[str, str]:
+    """The modules of all layers, and the head."""
+    head = {f"lm_head{key[7:]}": style for key, style in _head(model_type).items() if key.startswith("lm_head")}
+    return base_plan(model_type) | head
+
+
+def base_plan(model_type: str) -> dict[str, str]:
+    """Without the head; with the embedding, as DistributedMixin.init_parallel_plans adds it."""
+    own = getattr(CONFIG_MAPPING[model_type], "base_model_tp_plan", None) or {}
+    return {"embed_tokens": "embedding_rowwise", **own} if own else {}
 
 
 def _head(model_type: str) -> dict[str, str]:

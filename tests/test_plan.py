@@ -16,6 +16,7 @@ from hfpaged.planner.model_facts import LayerKV
 from hfpaged.planner.units import binary, both, decimal
 from hfpaged.planner.words import layers as lines_of_layers
 
+SEVERAL = ("--tp", "2", "--replicas", "2", "--swap-space", "1GiB", "--prefix-store-size", "4GiB")
 CARD = ("--device", "80GB", "--overhead", "0", "--activations", "0")
 
 
@@ -179,10 +180,10 @@ def test_more_tokens_in_a_step_leave_less_for_the_pool(capsys, path):
         ("--overhead lots", "is no size; write 0, bytes"),
         ("--concurrency 0", "is no number of at least 1"),
         ("--kv-dtype int3", "invalid choice"),
-        ("--tp 3", "does not divide the 32 attention heads"),
         ("--json --for serve", "not allowed with"),
         ("--for serve --window 64", "leave it out, or lower --context"),
-        ("--for serve --tp 2", "starts one process on one device"),
+        ("--for serve --tp 2 --replicas 2", "does one of the two"),
+        ("--for serve --prefix-store-size 1GiB", "add --prefix-store DIR"),
         ("--for serve --weights-dtype int4", "give the quantized checkpoint as MODEL"),
     ],
 )
@@ -214,7 +215,7 @@ def test_help_has_examples_and_exit_codes(capsys):
     assert "exit codes: 0 when it fits, 1 when it does not, 2" in out
 
 
-@pytest.mark.parametrize("words", [(), ("--json",), ("--for", "serve"), ("--device", "80GB", "-n", "10000")])
+@pytest.mark.parametrize("words", [(), ("--json",), ("--for", "serve"), ("--device", "80GB", "-n", "10000"), SEVERAL])
 def test_it_imports_neither_torch_nor_transformers_nor_numpy(path, words):
     heavy = "{'torch', 'transformers', 'numpy', 'numba', 'huggingface_hub'}"
     line = ["plan", path, *words]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from plan_cases import GB, GIB, case, llama
 
@@ -10,6 +12,7 @@ from hfpaged.errors import InvalidConfigError
 from hfpaged.planner.case import Workload
 from hfpaged.planner.fit import MANY, fit
 from hfpaged.planner.model_facts import LayerKV
+from hfpaged.planner.several_rows import prefix_bytes
 
 
 def test_7b_with_32_sequences_of_2048_tokens_takes_34_gb():
@@ -138,11 +141,32 @@ def test_keys_of_an_encoder_and_of_layers_that_are_not_paged_are_counted_beside_
     assert fit(case(dense)).request == fit(case()).request + 1536 * 2 * 4096 * 2
 
 
-def test_ranks_split_layers_and_heads_and_keep_the_embedding_each():
+def test_ranks_split_all_but_the_norms():
+    """Of Llama transformers splits embedding and head too: of 6.74 billion weights only 65 norms are whole."""
     one, four = fit(case()), fit(case(tp=4))
     assert four.request * 4 == one.request
-    embedding = 32000 * 4096 * 2
-    assert four.weights.bytes == embedding + (14 * GB - embedding) // 4
+    norms, total = 65 * 4096, 6_738_415_616
+    assert four.weights.bytes == math.ceil(14 * GB * (norms + (total - norms) / 4) / total)
+
+
+def test_replicas_share_what_is_asked_for_and_have_a_pool_each():
+    one, three = fit(case(concurrency=100)), fit(case(concurrency=100, replicas=3))
+    assert (three.pool, three.sequences, three.asked) == (one.pool, one.sequences, 34)
+    assert three.needed == 34 * one.request
+    assert (one.fits, three.fits) == (False, True)
+    assert fit(case(replicas=3)).asked is None
+
+
+def test_replicas_on_a_cpu_live_in_one_memory():
+    cpu = {"memory": 64 * GB, "is_cpu": True, "in_use": 4 * GB, "weights": 5 * GB, "utilization": 0.5}
+    assert fit(case(**cpu)).pool == 32 * GB - 4 * GB - 5 * GB
+    assert fit(case(**cpu, replicas=2)).pool == 16 * GB - 2 * GB - 5 * GB
+
+
+def test_a_prefix_that_all_share_lies_in_the_pool_of_each_replica():
+    found = fit(case(shared_prefix=320, replicas=2))
+    assert found.shared_blocks == 20
+    assert prefix_bytes(found) == 20 * 16 * 2 * 32 * 4096 * 2
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import family_defaults
 import pytest
 import torch
@@ -91,3 +93,17 @@ def test_a_model_of_default_size_keeps_what_plan_says(dtype, model_type):
 
 def test_the_defaults_are_those_of_transformers():
     assert family_defaults.FILE.read_text(encoding="utf-8") == family_defaults.text(), "run tests/family_defaults.py"
+
+
+def test_plans_are_those_of_transformers():
+    """Heads stand in classes of models, which take long to import: of a few here."""
+    recorded = json.loads(family_defaults.PLANS.read_text(encoding="utf-8"))["plans"]
+    plans = {name: without_head(plan) for name, plan in recorded.items()}
+    found = {name: family_defaults.base_plan(name) for name in family_defaults.families()}
+    assert {name: plan for name, plan in plans.items() if plan} == {name: plan for name, plan in found.items() if plan}
+    for name in ("llama", "gemma3", "gpt_oss"):
+        assert recorded[name] == family_defaults.plan(name), "run tests/family_defaults.py"
+
+
+def without_head(plan):
+    return {name: style for name, style in plan.items() if not name.startswith("lm_head")}

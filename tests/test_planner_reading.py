@@ -93,15 +93,19 @@ def test_unknown_formats_and_dtypes_are_refused_with_the_names_that_exist():
         layout_of(LLAMA_2_7B, block_size=24)
 
 
-def test_kv_heads_are_divided_among_ranks_and_replicated_where_there_are_fewer():
+def test_kv_heads_are_divided_among_ranks_and_whole_on_each_where_they_do_not_divide():
+    """As hfpaged.tensor_parallel.load_model does: see test_plan_ranks.py for real ones."""
     facts = facts_of(llama(), "llama-3-8b")
     whole = layout_of(facts).block_bytes
-    assert [whole // layout_of(facts, tp=tp).block_bytes for tp in (1, 2, 4, 8, 16, 32)] == [1, 2, 4, 8, 8, 8]
-    assert dense_bytes(facts, 100, tp=16) == dense_bytes(facts, 100, tp=8)
+    assert [whole // layout_of(facts, tp=tp).block_bytes for tp in (1, 2, 4, 8, 16, 32)] == [1, 2, 4, 8, 1, 1]
+    assert dense_bytes(facts, 100, tp=16) == dense_bytes(facts, 100) == 8 * dense_bytes(facts, 100, tp=8)
     latent = facts_of(KNOWN["deepseek-ai/DeepSeek-V3"].config, "deepseek")
     assert layout_of(latent, tp=8).block_bytes == layout_of(latent).block_bytes
-    with pytest.raises(InvalidConfigError, match="tp=3 does not divide the 32 attention heads"):
-        layout_of(facts, tp=3)
+    assert layout_of(facts, tp=3) == layout_of(facts)
+    with pytest.raises(InvalidConfigError, match="tp=0 is no number of ranks"):
+        layout_of(facts, tp=0)
+    with pytest.raises(InvalidConfigError, match="no tp_plan for models of type 'gpt2'"):
+        layout_of(facts_of({"model_type": "gpt2"}, "gpt2"), tp=2)
 
 
 def test_a_latent_says_its_width():

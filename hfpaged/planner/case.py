@@ -14,8 +14,8 @@ USUAL_SEQUENCES = 128
 @dataclass(frozen=True, kw_only=True)
 class Workload:
     """Tokens. Each request has `prompt` and `output` tokens in the end, none more than `context`; `concurrency` of them
-    run at once, None for as many as fit. `shared_prefix` tokens at the beginning of all prompts are the same, and
-    `encoder` tokens are read by an encoder. Raises InvalidConfigError.
+    run at once, over all replicas, None for as many as fit. `shared_prefix` tokens at the beginning of all prompts are
+    the same, and `encoder` tokens are read by an encoder. Raises InvalidConfigError.
     """
 
     prompt: int
@@ -57,7 +57,8 @@ class Workload:
 @dataclass(frozen=True, kw_only=True)
 class Choices:
     """What whoever starts an engine may choose. `dtype` and `weights_dtype` are as in the checkpoint where None;
-    `utilization` is a share of the device, and `pool` the bytes of the pool where they are given instead.
+    `utilization` is a share of the device, and `pool` the bytes of the pool where they are given instead. `swap_space`
+    and `store_size`: bytes of the tiers in host memory and on disk, of each process.
     """
 
     kv_format: str = "auto"
@@ -67,14 +68,18 @@ class Choices:
     dtype: str | None = None
     weights_dtype: str | None = None
     token_budget: int = 4096
+    replicas: int = 1
+    swap_space: int = 0
+    store_size: int = 0
     utilization: float = 0.85
     pool: int | None = None
 
 
 @dataclass(frozen=True)
 class Machine:
-    """Bytes of one device, and of what others use of it now; GB/s where the table of cards has them. `overhead`: what
-    a process takes besides weights, activations and the pool. `origin` says where the numbers are from.
+    """Bytes of one device, and of what others use of it now; GB/s, of its memory and of its `link` to that of the host,
+    where the table of cards has them. `overhead`: what a process takes besides weights, activations and the pool.
+    `origin` says where the numbers are from.
     """
 
     name: str
@@ -83,6 +88,7 @@ class Machine:
     overhead: int = 1 << 30
     in_use: int = 0
     bandwidth: int | None = None
+    link: int | None = None
     is_cpu: bool = False
     count: int = 1
 
@@ -95,6 +101,7 @@ class Case:
     workload: Workload
     machine: Machine
     choices: Choices
+    store: str | None = None  # the directory of a prefix store
 
     def choosing(self, **changes: object) -> Case:
         """The same with other choices."""

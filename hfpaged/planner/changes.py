@@ -7,12 +7,11 @@ and what costs money is dearer than what costs none, unless half of the work wou
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import replace
 
-from hfpaged.planner.cards import CARDS, Card
-from hfpaged.planner.case import Case
-from hfpaged.planner.devices import machine_with
+from hfpaged.planner.change import Change, Maker
+from hfpaged.planner.elsewhere import ELSEWHERE
 from hfpaged.planner.fit import Fit, fit
 from hfpaged.planner.kv_formats import dtype_bytes, plan_format
 from hfpaged.planner.pool_layout import why_no_window
@@ -23,29 +22,10 @@ FORMATS = {"int8": (98.3, 0.04), "k8v4": (97.4, 0.06), "int4": (95.9, 0.10)}
 UTILIZATIONS = {0.90: 0.01, 0.95: 0.05}
 WEIGHTS = {"int8": 0.12, "int4": 0.25}
 LEAST_BUDGET, LEAST_WINDOW = 512, 128
-RANKS = {2: 0.60, 4: 0.75, 8: 0.90}
-OTHER_CARD = 0.55
 # What no window sees is lost for good, at any price that is still to be paid for all the rest.
 FORGETTING = 0.45
 # Somebody started it for a reason.
 STOPPING = 0.30
-TORCHRUN = "torchrun, not `hfpaged serve`"
-
-
-@dataclass(frozen=True)
-class Change:
-    """`case` is what is asked then. `is_served`: `hfpaged serve` has a flag for it; `same_tokens`: what fits is
-    answered as before. Two of one `kind` exclude each other.
-    """
-
-    kind: str
-    title: str
-    costs: str
-    price: float
-    case: Case
-    is_served: bool = True
-    same_machine: bool = True
-    same_tokens: bool = True
 
 
 def higher_utilization(found: Fit) -> Iterator[Change]:
@@ -88,7 +68,7 @@ def smaller_budget(found: Fit) -> Iterator[Change]:
 
 def fewer_sequences(found: Fit) -> Iterator[Change]:
     """As many as fit."""
-    asked, possible = found.case.workload.concurrency, found.sequences
+    asked, possible = found.case.workload.concurrency, found.sequences * found.case.choices.replicas
     if asked is None or not 0 < possible < asked:
         return
     case = replace(found.case, workload=replace(found.case.workload, concurrency=possible))
@@ -158,65 +138,6 @@ def window(found: Fit) -> Iterator[Change]:
         size //= 2
 
 
-def other_card(found: Fit) -> Iterator[Change]:
-    """The smallest in the table that is enough."""
-    for card in _larger_cards(found.case):
-        better = _on(card, found.case)
-        if fit(better).fits:
-            yield _elsewhere("card", f"another card: {card.name}", f"money: {_sheet(card)}", OTHER_CARD, better)
-            return
-
-
-def more_ranks(found: Fit) -> Iterator[Change]:
-    """The smallest degree of tensor parallelism that is enough."""
-    if found.case.machine.is_cpu or found.case.choices.pool is not None:
-        return
-    for ranks in _degrees(found.case):
-        better = found.case.choosing(tp=ranks)
-        if fit(better).fits:
-            yield _elsewhere("tp", f"TP {ranks}", f"money: {ranks} such cards, and {TORCHRUN}", RANKS[ranks], better)
-            return
-
-
-def several_cards(found: Fit) -> Iterator[Change]:
-    """The fewest other cards, and of those the smallest, where neither one other card nor more of this kind do."""
-    if any(other_card(found)) or any(more_ranks(found)):
-        return
-    for ranks in _degrees(found.case):
-        for card in _larger_cards(found.case):
-            better = _on(card, found.case).choosing(tp=ranks)
-            if fit(better).fits:
-                costs = f"money: {ranks} cards, each with {_sheet(card)}, and {TORCHRUN}"
-                yield _elsewhere("cards", f"TP {ranks} on {card.name}", costs, 0.2 + RANKS[ranks], better)
-                return
-
-
-def _elsewhere(kind: str, title: str, costs: str, price: float, case: Case) -> Change:
-    return Change(kind, title, costs, price, case, is_served=False, same_machine=False)
-
-
-def _larger_cards(case: Case) -> list[Card]:
-    if case.choices.pool is not None:
-        return []
-    return [card for card in CARDS if card.memory > case.machine.memory or case.machine.is_cpu]
-
-
-def _on(card: Card, case: Case) -> Case:
-    machine = replace(machine_with(card), overhead=case.machine.overhead)
-    return replace(case, machine=machine).choosing(utilization=max(0.85, case.choices.utilization))
-
-
-def _degrees(case: Case) -> list[int]:
-    heads = case.sizes.facts.attention_heads
-    return [ranks for ranks in RANKS if ranks > case.choices.tp and heads % ranks == 0]
-
-
-def _sheet(card: Card) -> str:
-    return f"{card.gib:g} GiB that are read at {card.bandwidth:,} GB/s"
-
-
-Maker = Callable[[Fit], Iterator[Change]]
-ELSEWHERE: tuple[Maker, ...] = (other_card, more_ranks, several_cards)
 CHANGES: tuple[Maker, ...] = (
     higher_utilization, free_device, smaller_budget, fewer_sequences, shorter_context, half_precision, quantized_kv,
     smaller_weights, window, *ELSEWHERE,

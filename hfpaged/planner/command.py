@@ -29,6 +29,7 @@ examples:
   hfpaged plan org/model --device h100 --context 32768 --concurrency 16
   hfpaged plan config.json --device 80GB --prompt 512 --output 1024 --concurrency 64
   hfpaged plan ./my-model --device a100-80gb --kv-dtype int8 --tp 2 --json
+  hfpaged plan ./my-model --device l4 --replicas 4 -n 64 --swap-space 16GiB
   $(hfpaged plan ./my-model --for serve)                         start a server so
   hfpaged plan ./my-model --replay trace.jsonl --over pool=2GiB,4GiB --over kv-dtype=auto,int8
   hfpaged plan ./my-model --sweep plan.html --replay trace.jsonl

@@ -44,7 +44,7 @@ def machine_of(text: str, sysfs: Path = Path("/sys")) -> Machine:
 
 def machine_with(card: Card) -> Machine:
     """A machine with this card, and nothing else on it."""
-    return Machine(card.name, card.memory, "table of cards", bandwidth=card.bandwidth)
+    return Machine(card.name, card.memory, "table of cards", bandwidth=card.bandwidth, link=card.link)
 
 
 def _is_bare(word: str) -> bool:
@@ -97,8 +97,8 @@ def _card_here(name: str, total: str, used: str, count: int) -> Machine | None:
     card, memory = find_card(name), int(total) << 20
     in_use = int(used) << 20 if used.strip().isdecimal() else 0
     seen = min(memory, card.memory) if card is not None and abs(card.memory / memory - 1) < 0.1 else memory
-    bandwidth = None if card is None else card.bandwidth
-    return Machine(name.strip(), seen, "found here", in_use=in_use, bandwidth=bandwidth, count=count)
+    bandwidth, link = (None, None) if card is None else (card.bandwidth, card.link)
+    return Machine(name.strip(), seen, "found here", in_use=in_use, bandwidth=bandwidth, link=link, count=count)
 
 
 def _amd(sysfs: Path) -> Machine | None:

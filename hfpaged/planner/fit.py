@@ -15,8 +15,8 @@ MANY, LONG = 1_000_000, 1 << 24
 
 @dataclass(frozen=True)
 class Fit:
-    """The answer to `case`, in bytes of one rank. Everything is worked out from the records, nothing from a formula
-    that stands for them: blocks are rounded up, windows and states counted as the pool would.
+    """The answer to `case`, in bytes of one rank of one replica. Everything is worked out from records, nothing from a
+    formula that stands for them: blocks are rounded up, windows and states counted as the pool would.
     """
 
     case: Case
@@ -26,7 +26,20 @@ class Fit:
 
     @property
     def usable(self) -> int:
-        return int(self.case.machine.memory * self.case.choices.utilization)
+        """Replicas on a CPU live in one memory, those on cards have one each."""
+        usable = int(self.case.machine.memory * self.case.choices.utilization)
+        return usable // self.case.choices.replicas if self.case.machine.is_cpu else usable
+
+    @property
+    def in_use(self) -> int:
+        """Of what one replica could have, by others."""
+        in_use = self.case.machine.in_use
+        return in_use // self.case.choices.replicas if self.case.machine.is_cpu else in_use
+
+    @property
+    def asked(self) -> int | None:
+        """Requests that are to run at once on one replica, None where nothing was asked."""
+        return per_replica(self.case)
 
     @property
     def pool(self) -> int:
@@ -34,7 +47,7 @@ class Fit:
         if self.case.choices.pool is not None:
             return self.case.choices.pool
         machine = self.case.machine
-        return self.usable - machine.in_use - self.weights.bytes - self.activations - machine.overhead
+        return self.usable - self.in_use - self.weights.bytes - self.activations - machine.overhead
 
     @cached_property
     def sequences(self) -> int:
@@ -43,13 +56,13 @@ class Fit:
 
     @property
     def concurrency(self) -> int:
-        """Requests that are to run at once: those asked for, or all that fit, and at least one."""
-        return self.case.workload.concurrency or max(1, self.sequences)
+        """Requests that are to run at once on one replica: those asked for, or all that fit, and at least one."""
+        return self.asked or max(1, self.sequences)
 
     @cached_property
     def longest(self) -> int:
         """Tokens that each request may have if as many as were asked for run at once; one, where nothing was asked."""
-        return self.longest_of(self.case.workload.concurrency or 1)
+        return self.longest_of(self.asked or 1)
 
     @property
     def limit(self) -> int:
@@ -86,6 +99,11 @@ class Fit:
     @property
     def fits(self) -> bool:
         return self.short == 0
+
+    @property
+    def shared_blocks(self) -> int:
+        """Blocks that all requests share, in one pool."""
+        return self._blocks(self.case.workload.tokens)[0]
 
     def longest_of(self, count: int) -> int:
         """Tokens that each of `count` requests may have, at most what the model is made for."""
@@ -139,8 +157,14 @@ class Fit:
         return shared, self.layout.blocks(tokens) - shared
 
 
+def per_replica(case: Case) -> int | None:
+    """Of the requests that are asked for at once, the most that one replica gets; None where none are."""
+    asked = case.workload.concurrency
+    return None if asked is None else -(-asked // case.choices.replicas)
+
+
 def fit(case: Case) -> Fit:
     """Work it out. Raises InvalidConfigError for choices that the model cannot take."""
     sizes, choices = case.sizes, case.choices
-    rows = case.workload.concurrency or USUAL_SEQUENCES
+    rows = per_replica(case) or USUAL_SEQUENCES
     return Fit(case, sizes.layout(choices), sizes.weights(choices), sizes.activations(choices, rows))

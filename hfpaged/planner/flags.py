@@ -28,6 +28,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     _machine(parser.add_argument_group("machine"))
     _workload(parser.add_argument_group("workload"))
     _choices(parser.add_argument_group("choices"))
+    _several(parser.add_argument_group("more than one device, and tiers below the pool"))
     _output(parser.add_argument_group("output").add_mutually_exclusive_group())
 
 
@@ -46,8 +47,6 @@ def _machine(group: argparse._ArgumentGroup) -> None:
         help="of a step (default: estimated for the token budget)")  # fmt: skip
     add("--kv-cache-memory", type=types.size, metavar="SIZE",
         help="of the pool, where it is known: device and weights do not matter then")  # fmt: skip
-    add("--tp", "--tensor-parallel-size", type=types.count, default=1, metavar="N",
-        help="devices that share the model; all sizes are those of one (default: 1)")  # fmt: skip
 
 
 def _workload(group: argparse._ArgumentGroup) -> None:
@@ -82,6 +81,30 @@ def _choices(group: argparse._ArgumentGroup) -> None:
         help="keep the last N tokens only, as PagedCache(model, window=N) does (default: keep all)")  # fmt: skip
     add("--token-budget", "--max-num-batched-tokens", type=types.count, default=4096, metavar="N",
         help="the most tokens of one step (default: 4096)")  # fmt: skip
+
+
+def _several(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add("--tp", "--tensor-parallel-size", type=types.count, default=1, metavar="N",
+        help="devices that share the model, each with its part of the weights, as transformers' tp_plan splits them, "
+             "and its own KV heads where they divide; all sizes are those of one (default: 1)")  # fmt: skip
+    add("--replicas", type=types.count, default=1, metavar="N",
+        help="devices (or groups of --tp) with a whole model and a pool each; --concurrency is that of all together "
+             "(default: 1)")  # fmt: skip
+    add("--swap-space", type=size_or_none, default=0, metavar="SIZE",
+        help="host memory of each process for prefixes that the pool evicts and requests that it preempts "
+             "(default: 0)")  # fmt: skip
+    add(
+        "--prefix-store",
+        metavar="DIR",
+        help="a directory where services on this machine leave prefixes for each other (default: none)",
+    )
+    add(
+        "--prefix-store-size",
+        type=types.size,
+        metavar="SIZE",
+        help="what the files there may take (default: 10GiB with --prefix-store)",
+    )
 
 
 def _output(group: argparse._MutuallyExclusiveGroup) -> None:

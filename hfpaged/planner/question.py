@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import replace
 
+from hfpaged.config import parse_bytes
 from hfpaged.errors import InvalidConfigError
 from hfpaged.planner.case import Case, Choices, Machine, Workload
 from hfpaged.planner.devices import machine_of
@@ -16,6 +17,7 @@ from hfpaged.planner.sizes import Sizes
 USUAL_CONTEXT = 8192
 # As hfpaged.engine.sizing has them, which needs torch.
 SHARE_ON_GPU, SHARE_ON_CPU = 0.85, 0.5
+STORE_SIZE = "10GiB"  # of files in a prefix store, as `hfpaged serve` has it
 
 
 def case_of(args: argparse.Namespace) -> Case:
@@ -23,7 +25,11 @@ def case_of(args: argparse.Namespace) -> Case:
     facts = read_model(args.model)
     machine = replace(machine_of(args.device), overhead=args.overhead)
     return Case(
-        Sizes(facts, args.weights, args.activations), workload_of(args, facts), machine, choices_of(args, machine)
+        Sizes(facts, args.weights, args.activations),
+        workload_of(args, facts),
+        machine,
+        choices_of(args, machine),
+        args.prefix_store,
     )
 
 
@@ -63,8 +69,16 @@ def choices_of(args: argparse.Namespace, machine: Machine) -> Choices:
     return Choices(
         kv_format=args.kv_dtype, block_size=args.block_size, window=args.window, tp=args.tp,
         dtype=None if args.dtype == "auto" else args.dtype, weights_dtype=args.weights_dtype,
-        token_budget=args.token_budget, utilization=args.utilization or share, pool=args.kv_cache_memory,
+        token_budget=args.token_budget, replicas=args.replicas, swap_space=args.swap_space,
+        store_size=_store_size(args), utilization=args.utilization or share, pool=args.kv_cache_memory,
     )  # fmt: skip
+
+
+def _store_size(args: argparse.Namespace) -> int:
+    """Raises InvalidConfigError for a size of nothing."""
+    if args.prefix_store is None and args.prefix_store_size is None:
+        return 0
+    return int(args.prefix_store_size or parse_bytes(STORE_SIZE))
 
 
 def _lengths(prompt: int | None, output: int | None, context: int | None, facts: ModelFacts) -> tuple[int, int, int]:

@@ -9,16 +9,18 @@ from typing import Any
 from hfpaged.planner import words
 from hfpaged.planner.case import Choices, Machine, Workload
 from hfpaged.planner.fit import Fit
+from hfpaged.planner.several_rows import prefix_bytes
+from hfpaged.planner.tiers import tiers
 from hfpaged.planner.ways_out import WayOut
 
 # By field of a machine, choices or a workload: what its number counts, where the name alone does not tell.
-_UNITS = dict.fromkeys(("memory", "overhead", "in_use", "pool"), "bytes")
+_UNITS = dict.fromkeys(("memory", "overhead", "in_use", "pool", "swap_space"), "bytes")
 _UNITS |= dict.fromkeys(("prompt", "output", "context", "shared_prefix", "encoder", "window"), "tokens")
-_UNITS |= {"bandwidth": "gb_per_second"}
+_UNITS |= {"bandwidth": "gb_per_second", "link": "gb_per_second", "store_size": "bytes"}
 
 
 def as_json(found: Fit, ways: Sequence[WayOut], code: int) -> dict[str, Any]:
-    """Everything that the report says, and the exit code. Bytes are of one rank."""
+    """Everything that the report says, and the exit code. Bytes are of one rank of one replica, but for `replicas`."""
     facts = found.case.sizes.facts
     return {
         "model": facts.name,
@@ -30,6 +32,8 @@ def as_json(found: Fit, ways: Sequence[WayOut], code: int) -> dict[str, Any]:
         "workload": _named(found.case.workload),
         "memory": _memory(found),
         "kv": _kv(found),
+        "replicas": _replicas(found),
+        "tiers": [tier.as_json() for tier in tiers(found)],
         "fits": found.fits,
         "short_bytes": found.short,
         "sequences": found.sequences,
@@ -69,6 +73,17 @@ def _kv(found: Fit) -> dict[str, Any]:
         "prompt_passing_bytes": found.passing,
         "needed_bytes": found.needed,
         "dynamic_cache_bytes": found.dense,
+    }
+
+
+def _replicas(found: Fit) -> dict[str, Any]:
+    choices = found.case.choices
+    return {
+        "count": choices.replicas,
+        "devices": choices.replicas * choices.tp,
+        "sequences": found.sequences * choices.replicas,
+        "pools_bytes": max(0, found.pool) * choices.replicas * choices.tp,
+        "shared_prefix_bytes": prefix_bytes(found) * choices.replicas * choices.tp,
     }
 
 

@@ -55,7 +55,7 @@ def variants_of(found: Fit, lists: Sequence[tuple[str, list[Any]]]) -> list[Vari
 
 
 def _variant(found: Fit, choices: dict[str, Any]) -> Variant:
-    max_num_seqs = choices.pop("max_num_seqs", None) or found.case.workload.concurrency or USUAL_SEQUENCES
+    max_num_seqs = choices.pop("max_num_seqs", None) or found.asked or USUAL_SEQUENCES
     planned = fit(found.case.choosing(**choices)) if choices else found
     if planned.pool <= 0:
         raise InvalidConfigError(

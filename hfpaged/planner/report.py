@@ -12,12 +12,11 @@ from rich.text import Text
 
 from hfpaged.planner import words
 from hfpaged.planner.fit import MANY, Fit
-from hfpaged.planner.units import binary, decimal
+from hfpaged.planner.several_rows import Row, size_row, tier_rows, together
+from hfpaged.planner.tiers import tiers
 from hfpaged.planner.ways_out import WayOut
 
 WIDTH = 120  # where stdout is no terminal
-
-Row = tuple[str, ...]
 
 
 def show(found: Fit, ways: Sequence[WayOut]) -> None:
@@ -32,7 +31,11 @@ def show(found: Fit, ways: Sequence[WayOut]) -> None:
     _section(console, "Where the memory goes" + _rank(found), _memory(found))
     _section(console, "What requests take", _requests(found))
     if found.pool > 0:
-        _section(console, "What fits", _room(found))
+        _section(console, "What fits" + _replica(found), _room(found))
+    if found.case.choices.replicas > 1:
+        _section(console, f"What {found.case.choices.replicas} replicas have together", together(found))
+    if below := tiers(found):
+        _section(console, "Tiers below the pool, of each process", tier_rows(below))
     console.print()
     for remark in words.remarks(found):
         console.print(Text(f"note: {remark}", style="yellow"))
@@ -54,56 +57,65 @@ def _section(console: Console, title: str, rows: Iterable[Row]) -> None:
 
 
 def _rank(found: Fit) -> str:
-    ranks = found.case.choices.tp
-    return "" if ranks == 1 else f", on each of {ranks} devices"
+    choices = found.case.choices
+    ranks = "" if choices.tp == 1 else f", on each of {choices.tp} devices"
+    return ranks + _replica(found)
+
+
+def _replica(found: Fit) -> str:
+    replicas = found.case.choices.replicas
+    return "" if replicas == 1 else f", of each of {replicas} replicas"
 
 
 def _memory(found: Fit) -> Iterable[Row]:
     machine, choices = found.case.machine, found.case.choices
     blocks = f"{max(0, found.pool) // found.layout.block_bytes:,} blocks" if found.layout.block_bytes else "no blocks"
     if choices.pool is not None:
-        yield _size("pool", choices.pool, f"as given; {blocks}")
+        yield size_row("pool", choices.pool, f"as given; {blocks}")
         return
-    yield _size("device", machine.memory, machine.origin)
-    yield _size("usable", found.usable, f"--utilization {choices.utilization:g}")
+    yield size_row("device", machine.memory, machine.origin)
+    part = f", divided by {choices.replicas} replicas" if machine.is_cpu and choices.replicas > 1 else ""
+    yield size_row("usable", found.usable, f"--utilization {choices.utilization:g}{part}")
     if machine.in_use:
-        yield _size("- in use now", machine.in_use, "by others")
-    yield _size("- weights", found.weights.bytes, found.weights.source)
-    yield _size("- activations", found.activations, f"of a step of {choices.token_budget:,} tokens (--token-budget)")
-    yield _size("- overhead", machine.overhead, "the device's context, libraries, fragments (--overhead)")
-    yield _size("= pool", found.pool, blocks if found.pool > 0 else "nothing is left")
+        yield size_row("- in use now", found.in_use, f"by others{part}")
+    yield size_row("- weights", found.weights.bytes, found.weights.source)
+    yield size_row("- activations", found.activations, f"of a step of {choices.token_budget:,} tokens (--token-budget)")
+    yield size_row("- overhead", machine.overhead, "the device's context, libraries, fragments (--overhead)")
+    yield size_row("= pool", found.pool, blocks if found.pool > 0 else "nothing is left")
 
 
 def _requests(found: Fit) -> Iterable[Row]:
     layout, workload = found.layout, found.case.workload
     if layout.windows:
         block = layout.block_bytes * len(layout.windows)
-        yield _size(
+        yield size_row(
             "a token", block / layout.block_size, f"KV format {layout.kv_format}, {_dtype(found)}{_while(found)}"
         )
-        yield _size("a block", layout.block_bytes, f"{layout.block_size} tokens{_groups(found)}")
+        yield size_row("a block", layout.block_bytes, f"{layout.block_size} tokens{_groups(found)}")
     if besides := found.beside(workload.tokens):
         read = f", and the {workload.encoder:,} tokens of its encoder" if workload.encoder else ""
-        yield _size("besides", besides, f"what each sequence keeps outside of blocks{read}")
+        yield size_row("besides", besides, f"what each sequence keeps outside of blocks{read}")
     tokens = f"{workload.prompt:,} + {workload.output:,}" if workload.output else f"{workload.tokens:,}"
-    yield _size("a request", found.request, f"{tokens} tokens: {layout.blocks(workload.tokens):,} blocks")
+    yield size_row("a request", found.request, f"{tokens} tokens: {layout.blocks(workload.tokens):,} blocks")
     if found.passing:
         beyond = f"up to {found.case.choices.token_budget:,} tokens (--token-budget) beyond windows"
-        yield _size("a prompt", found.passing, f"while it is computed, one at a time: {beyond}")
+        yield size_row("a prompt", found.passing, f"while it is computed, one at a time: {beyond}")
     if found.concurrency > 1:
         shared = f", {workload.shared_prefix:,} tokens of each the same" if workload.shared_prefix else ""
-        together = found.kv_bytes(workload.tokens, found.concurrency)
-        yield _size(f"{found.concurrency:,} requests", together, f"at once{shared}")
-    yield _size("DynamicCache", found.dense, "what transformers' own cache would take for as many, without its copies")
+        all_of_them = found.kv_bytes(workload.tokens, found.concurrency)
+        yield size_row(f"{found.concurrency:,} requests", all_of_them, f"at once{shared}")
+    yield size_row(
+        "DynamicCache", found.dense, "what transformers' own cache would take for as many, without its copies"
+    )
     if workload.context > workload.tokens:
-        yield _size("the longest", found.kv_bytes(workload.context, 1), f"--context {workload.context:,}")
+        yield size_row("the longest", found.kv_bytes(workload.context, 1), f"--context {workload.context:,}")
 
 
 def _room(found: Fit) -> Iterable[Row]:
     tokens = found.case.workload.tokens
     many = f"{found.sequences:,}" if found.sequences < MANY else "any number"
     yield ("requests at once", many, "", f"of {tokens:,} tokens each")
-    asked = found.case.workload.concurrency
+    asked = found.asked
     alone = f"tokens each, with {asked:,} at once" if asked else "tokens of one request alone"
     yield ("longest", f"{found.longest:,}", "", f"{alone}{_end(found)}")
     yield ("tokens", f"{found.tokens:,}", "", "in all requests together")
@@ -144,7 +156,3 @@ def _groups(found: Fit) -> str:
         f"{count} of {f'a window of {window:,}' if window else 'full attention'}" for window, count in windows.items()
     )
     return f" of one layer group ({', '.join(kinds)})"
-
-
-def _size(name: str, count: float, line: str) -> Row:
-    return (name, decimal(count), binary(count), line)

@@ -34,7 +34,7 @@ def replayed(trace: Trace, found: Fit, cost: str | None, jobs: int) -> dict[int,
 
 def _variants(found: Fit) -> dict[int, Variant]:
     """By their bytes: as the plan's own, but that nobody is refused."""
-    most = found.case.workload.concurrency or USUAL_SEQUENCES
+    most = found.asked or USUAL_SEQUENCES
     budget = max(found.case.choices.token_budget, most)
     variants = {}
     for size in own_sizes(found.pool)[1:4]:

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 
 from hfpaged.errors import InvalidConfigError
 from hfpaged.planner.case import Case
-from hfpaged.planner.changes import CHANGES, ELSEWHERE, Change, Maker
+from hfpaged.planner.change import Change, Maker
+from hfpaged.planner.changes import CHANGES
+from hfpaged.planner.elsewhere import ELSEWHERE
 from hfpaged.planner.fit import Fit, fit
 
 # Of pairs, the cheapest: there are many that would do.

@@ -7,6 +7,8 @@ from collections import Counter
 from hfpaged.planner.fit import MANY, Fit
 from hfpaged.planner.kv_formats import dtype_bytes
 from hfpaged.planner.model_facts import LayerKV, ModelFacts
+from hfpaged.planner.tiers import tiers
+from hfpaged.planner.tp_plan import divides, splits_heads
 from hfpaged.planner.units import counted, decimal
 
 _SEEN = {"full": "full attention", "state": "a state for each sequence", "dense": "caches that are not paged"}
@@ -18,7 +20,9 @@ def verdict(found: Fit) -> str:
     workload, pool = found.case.workload, decimal(max(0, found.pool))
     if found.pool <= 0:
         return f"does not fit: {_too_large(found)}"
+    replicas = found.case.choices.replicas
     several = f"{counted(found.concurrency, 'request')} of {workload.tokens:,} tokens"
+    several += f" on each of {replicas} replicas" * (replicas > 1)
     one = found.concurrency == 1
     if found.fits:
         more = "" if workload.concurrency is None else f"; {_count(found.sequences)} would"
@@ -54,13 +58,28 @@ def remarks(found: Fit) -> list[str]:
     said = []
     if facts.max_positions and workload.context > facts.max_positions:
         said.append(f"--context {workload.context:,} is beyond the {facts.max_positions:,} positions of the config")
-    if any(layer.kv_heads % choices.tp for layer in facts.layers if layer.kv_heads):
-        said.append(f"KV heads do not divide by --tp {choices.tp}: some ranks keep the same ones")
+    said += ranks(found)
+    if (choices.swap_space or choices.store_size) and not tiers(found):
+        said.append("no tier keeps anything of this model: its layers keep states, or no keys and values in blocks")
     if choices.window is not None:
         said.append("--window is for PagedCache(model, window=); `hfpaged serve` keeps all tokens of a request")
-    if found.case.machine.count > 1 and choices.tp == 1:
-        said.append(f"{found.case.machine.count} such cards are here; the plan is for one (--tp)")
+    if found.case.machine.count > 1 and choices.tp == choices.replicas == 1:
+        said.append(f"{found.case.machine.count} such cards are here; the plan is for one (--tp, --replicas)")
     return said
+
+
+def ranks(found: Fit) -> list[str]:
+    """What --tp does not divide."""
+    facts, tp = found.case.sizes.facts, found.case.choices.tp
+    kept = [layer for layer in facts.layers if layer.kv_heads]
+    if tp == 1 or not kept or (splits_heads(facts, tp) and not any(layer.latent_dim for layer in kept)):
+        return []
+    if any(layer.latent_dim for layer in kept):
+        return [f"latents are whole on each of {tp} ranks: --tp makes no room for keys and values but that of weights"]
+    why = f"{facts.attention_heads} heads and {kept[0].kv_heads} KV heads do not all divide by --tp {tp}"
+    if divides(facts, tp):
+        why = f"transformers' tp_plan splits no heads of models of type {facts.model_type!r}"
+    return [f"{why}: attention, and keys and values with it, is whole on each rank"]
 
 
 def _too_large(found: Fit) -> str:
