@@ -297,6 +297,31 @@ def garbage():
     return {"paged": found, "plain": wanted, "free": free, "told": pool in same_tokens._told}
 
 
+def pinned():
+    """One rank alone keeps a prefix from eviction: that is told once, and nobody waits for anybody."""
+    model = load("llama")
+    pool = hfpaged.PagedCache(model, num_blocks=32).pool
+    found = [tokens(model, hfpaged.PagedCache(model, pool=pool), LONG)]
+    if RANK == 1:
+        assert pool.pin_prefix(LONG["input_ids"][0]) == 48
+    warnings = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(same_tokens.logger, "warning", lambda text, *numbers: warnings.append(text % numbers))
+        found += [tokens(model, hfpaged.PagedCache(model, pool=pool), LONG) for _ in range(2)]
+    return {"paged": found, "plain": [plain("llama", LONG)] * 3, "warnings": warnings}
+
+
+def too_small():
+    """All ranks find out together that a pool is too small, and go on with what fits."""
+    model = load("llama")
+    pool = hfpaged.PagedCache(model, num_blocks=4).pool
+    with pytest.raises(hfpaged.OutOfBlocksError) as raised:
+        tokens(model, hfpaged.PagedCache(model, pool=pool), max_new_tokens=60)
+    found = tokens(model, hfpaged.PagedCache(model, pool=pool), tiny_models.prompts([20]))
+    pool.check_integrity()
+    return {"paged": found, "plain": plain("llama", tiny_models.prompts([20])), "error": str(raised.value)}
+
+
 def prepacked():
     """Weights that are parts of others stay as they are, each for a reason that is told."""
     model = load("llama")
@@ -344,7 +369,8 @@ CASES = {
         case.__name__: case
         for case in (
             window, prefixes, eviction, chat, default_cache, pool_bytes, replicated_bytes, sizes, told, saved_prefixes,
-            other_prompts, other_seeds, pools_differ, garbage, prepacked, refusals, host_group,
+            other_prompts, other_seeds, pools_differ, garbage, pinned, too_small, prepacked, refusals,
+            host_group,
         )
     },
 }  # fmt: skip

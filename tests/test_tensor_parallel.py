@@ -125,6 +125,19 @@ def test_garbage_of_one_rank_does_not_leave_it_without_blocks(run):
     assert not second["told"]
 
 
+def test_a_difference_that_stays_is_told_once(run):
+    for number, rank in enumerate(same_tokens(run, "pinned")):
+        (warning,) = rank["warnings"]
+        assert "have 29 to 32 free blocks before a batch" in warning
+        assert f"this is rank {number} of 2" in warning
+
+
+def test_a_pool_that_is_too_small_is_so_on_all_ranks(run):
+    first, second = same_tokens(run, "too_small")
+    assert first["error"] == second["error"]
+    assert "of the pool's 4 are free" in first["error"]
+
+
 def test_weights_that_are_parts_of_others_are_not_prepacked(run):
     for rank in same_tokens(run, "prepacked"):
         assert rank["layers"] == 0

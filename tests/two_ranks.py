@@ -27,7 +27,7 @@ from filelock import FileLock
 from torch.distributed import PrefixStore, Store, TCPStore
 
 TESTS = Path(__file__).parent
-TIMEOUT = 240  # seconds for a whole launch, on a machine that has other things to do
+TIMEOUT = 400  # seconds for a whole launch, on a machine that has other things to do
 GRACE = float(os.environ.get("RANKS_GRACE", 10))  # seconds that a rank which failed waits for the others
 
 
