@@ -77,9 +77,8 @@ def text_of(events):
 
 def ended(ranks):
     """Exit codes, when all have ended."""
-    return _wait(
-        lambda: [rank.process.returncode for rank in ranks if rank.process.poll() is not None][1:], ranks
-    ) and [rank.process.returncode for rank in ranks]
+    _wait(lambda: all(rank.process.poll() is not None for rank in ranks), ranks)
+    return [rank.process.returncode for rank in ranks]
 
 
 def test_streamed_answers_are_those_of_one_process_and_the_end_waits_for_them(folder, expected):
