@@ -114,7 +114,8 @@ def refused():
 
 def refused_sizes():
     said = []
-    for sizes in ({"cuda_graphs": True}, {"shadow": 0.5, "kv_dtype": "int8"}, {"prepack": True}):
+    told = ({"cuda_graphs": True}, {"shadow": 0.5, "kv_dtype": "int8"}, {"prepack": True}, {"swap_space": "1MiB"})
+    for sizes in told:
         try:
             ContinuousBatcher(MODEL, **SIZES | sizes)
         except InvalidConfigError as error:

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
+import adapted
 import pytest
 import tiny_models
 import two_ranks
+
+from hfpaged import InvalidConfigError, UnsupportedModelError
+from hfpaged.engine.rank_support import check_ranks, check_runner
+from hfpaged.engine.sizing import PoolSizing
+from hfpaged.ranks import Ranks
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -93,7 +102,12 @@ def test_what_rank_0_refuses_is_refused_on_all(ranks):
 def test_what_ranks_cannot_do_is_refused_by_name(ranks):
     first, second = ranks.of("refused sizes")
     assert first == second
-    assert [said.partition(" ")[0] for said in first] == ["cuda_graphs=", "shadow=", "prepack=True"]
+    assert [said.partition(" ")[0] for said in first] == [
+        "cuda_graphs=",
+        "shadow=",
+        "prepack=True",
+        "swap_space='1MiB',",
+    ]
 
 
 def test_ranks_on_one_machine_divide_its_memory_and_have_pools_of_one_size(ranks):
@@ -101,3 +115,36 @@ def test_ranks_on_one_machine_divide_its_memory_and_have_pools_of_one_size(ranks
     assert first[0] == second[0]
     assert "divided by 2 processes" in first[1]
     assert first[2] == second[2] == "length"
+
+
+NOTHING_ASKED = {"kv_scales": None, "cuda_graphs": False, "shadow": 0.0, "prepack": None}
+TWO = Ranks(0, 2, None)
+
+
+@pytest.mark.parametrize(("pool", "asked", "said"), [
+    (object(), {}, "pool= with a model that 2 ranks"),
+    (None, {"kv_scales": "a file"}, "kv_scales= with a model that 2 ranks"),
+])  # fmt: skip
+def test_what_the_other_ranks_do_not_have_is_refused(pool, asked, said):
+    with pytest.raises(InvalidConfigError, match=re.escape(said)):
+        check_ranks(TWO, tiny_models.shared("llama"), pool, SimpleNamespace(**NOTHING_ASKED | asked))
+    check_ranks(None, tiny_models.shared("llama"), pool, SimpleNamespace(**NOTHING_ASKED | asked))
+
+
+def test_adapters_and_states_are_refused_by_name():
+    asked = SimpleNamespace(**NOTHING_ASKED)
+    model = adapted.make()
+    with pytest.raises(InvalidConfigError, match="adapters with a model that 2 ranks"):
+        check_ranks(TWO, model, None, asked)
+    keeps_state = SimpleNamespace(cache=SimpleNamespace(keeps_state=True), model=model)
+    with pytest.raises(UnsupportedModelError, match="keep a state beside keys and values"):
+        check_runner(TWO, keeps_state)
+
+
+def test_a_share_of_one_machine_is_divided_and_the_smallest_counts():
+    sizing = PoolSizing(total=1000, share=0.5, used=100, activations=20, states=10)
+    assert sizing.pool == 370
+    assert replace(sizing, sharers=2).pool == 170
+    assert replace(sizing, sharers=2, most=99).pool == 99
+    with pytest.raises(InvalidConfigError, match="divided by 100 processes"):
+        replace(sizing, sharers=100).pool  # noqa: B018
