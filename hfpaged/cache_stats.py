@@ -34,3 +34,7 @@ class CacheStats:
     prefix_evictions: int = 0
     rank: int = 0
     num_ranks: int = 1
+    blocks_swapped: int = 0
+    swapped_out: int = 0
+    swapped_in: int = 0
+    restored_tokens: int = 0

@@ -87,7 +87,8 @@ def explain_match(
     if why.reason == "other key":
         return Facts(replace(report, differing_keys=why.keys, other_tokens=why.others))
     if why.reason in ("evicted", "left window"):
-        return Facts(replace(report, evicted_at=end.evicted_at, lost_tokens=why.reach - end.known))
+        lost = replace(report, evicted_at=end.evicted_at, lost_tokens=why.reach - end.known)
+        return Facts(replace(lost, host_tokens=min(end.host_tokens, lost.lost_tokens)))
     if why.reason != "differs":
         return Facts(report)
     assert end.nearest is not None

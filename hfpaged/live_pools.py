@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 class PoolCounts:
     """What a pool has counted since it was made. `model_name` is that of the first model that used it, "" while none
     has; `dense_calls` are attention calls over a gathered, dense view of it, by reason; `block_events` what others were
-    told of its blocks, by event.
+    told of its blocks, by event; `swaps` None where no tier is below it.
     """
 
     prefixes: PrefixCounts = field(default_factory=PrefixCounts)
-    swaps: SwapCounts = field(default_factory=SwapCounts)
+    swaps: SwapCounts | None = None
     dense_calls: dict[str, int] = field(default_factory=dict)
     block_events: dict[str, int] = field(default_factory=dict)
     model_name: str = ""
@@ -38,7 +38,9 @@ class PoolCounts:
         mine.hits += theirs.hits
         mine.evictions += theirs.evictions
         mine.collisions += theirs.collisions
-        self.swaps.add(other.swaps)
+        if other.swaps is not None:
+            self.swaps = self.swaps or SwapCounts()
+            self.swaps.add(other.swaps)
         for reason, count in list(other.dense_calls.items()):
             self.dense_calls[reason] = self.dense_calls.get(reason, 0) + count
         for event, count in list(other.block_events.items()):

@@ -10,6 +10,7 @@ from itertools import islice
 
 from hfpaged.block_table import GONE
 from hfpaged.common_runs import common_length
+from hfpaged.match_below import in_host_memory
 from hfpaged.prefix_block import PrefixBlock, Root
 from hfpaged.prefix_index import Match, PrefixIndex
 
@@ -22,8 +23,9 @@ class MatchEnd:
     """Where and at what a match of at most `limit` tokens ended, `known` of which can be used.
 
     `lost`: there are blocks with the next tokens, but they cannot be used, because they were evicted (`evicted_at`) or
-    (None) had left their windows. `nearest`: the known block that goes on most like the prompt, for `common` tokens
-    from the last full block on. At `time` the blocks up to number `num_created` were known.
+    (None) had left their windows; `host_tokens` of them lie in host memory. `nearest`: the known block that goes on
+    most like the prompt, for `common` tokens from the last full block on. At `time` the blocks up to number
+    `num_created` were known.
     """
 
     known: int
@@ -34,6 +36,7 @@ class MatchEnd:
     evicted_at: float | None = None
     nearest: PrefixBlock | None = None
     common: int = 0
+    host_tokens: int = 0
 
 
 def match_end(index: PrefixIndex, root: Root, items: array[int], limit: int, match: Match) -> MatchEnd:
@@ -42,7 +45,8 @@ def match_end(index: PrefixIndex, root: Root, items: array[int], limit: int, mat
     if end.known >= limit:
         return end
     if match.lost:
-        return replace(end, lost=True, evicted_at=_first_eviction(match.lost))
+        below = in_host_memory(index, root, items, end.known, limit)
+        return replace(end, lost=True, evicted_at=_first_eviction(match.lost), host_tokens=below)
     start = len(match.blocks) * index.block_size
     rest = items[start * root.width : min(limit, start + index.block_size) * root.width]
     parent = match.blocks[-1] if match.blocks else index.settled(root)

@@ -14,6 +14,7 @@ from hfpaged.cache_stats import CacheStats
 from hfpaged.layer_groups import LayerGroup
 from hfpaged.prefix_index import PrefixCounts
 from hfpaged.ranks import Ranks
+from hfpaged.swap_counts import SwapCounts
 
 if TYPE_CHECKING:
     from hfpaged.kv_pool import KVPool
@@ -29,7 +30,9 @@ class GroupContents(NamedTuple):
 
 
 class PoolContents(NamedTuple):
-    """A pool at one moment. Bytes: `reserved` by tensors, `live` filled by tokens."""
+    """A pool at one moment. Bytes: `reserved` by tensors, `live` filled by tokens. `swapped` blocks lie in host memory
+    below it.
+    """
 
     blocks: PoolStats
     groups: tuple[GroupContents, ...]
@@ -39,6 +42,8 @@ class PoolContents(NamedTuple):
     reserved_bytes: int
     live_bytes: int
     ranks: Ranks | None = None
+    swaps: SwapCounts = SwapCounts()
+    swapped: int = 0
 
     @property
     def tokens(self) -> int:
@@ -67,6 +72,10 @@ class PoolContents(NamedTuple):
             prefix_queries=counts.queries,
             prefix_hits=counts.hits,
             prefix_evictions=counts.evictions,
+            blocks_swapped=self.swapped,
+            swapped_out=self.swaps.blocks_out,
+            swapped_in=self.swaps.blocks_in,
+            restored_tokens=self.swaps.tokens_in,
             rank=self.ranks.rank if self.ranks else 0,
             num_ranks=self.ranks.size if self.ranks else 1,
         )
@@ -86,9 +95,10 @@ def read_pool(pool: KVPool) -> PoolContents:
         for group, (used, tokens), cached in zip(pool.groups, counted, by_group, strict=True)
     )
     live = sum(_bytes_of(pool, group.group, group.tokens) for group in groups)
+    host = pool.swapping.host if pool.swapping else None
     return PoolContents(
         stats, groups, pool.prefixes.index.counts, pool.block_size, storage.block_bytes, storage.nbytes, live,
-        pool.ranks,
+        pool.ranks, pool.counts.swaps or SwapCounts(), host.num_blocks if host else 0,
     )  # fmt: skip
 
 

@@ -68,7 +68,7 @@ class PrefixIndex:
         self.block_size = block_size
         self.counts = PrefixCounts()
         self._windows = tuple(windows)
-        self._whole = [group for group, window in enumerate(self._windows) if window is None]
+        self.whole = [group for group, window in enumerate(self._windows) if window is None]
         self.clock, self._hash = clock, hash_function
         self.watchers: list[BlockWatcher] = []
         self.last_root: Root | None = None  # the one asked for last
@@ -216,7 +216,7 @@ class PrefixIndex:
             entry = self.child(parent, items[start : start + size], counted)
             if entry is None:
                 break
-            if GONE in entry.blocks and any(entry.blocks[group] == GONE for group in self._whole):
+            if GONE in entry.blocks and any(entry.blocks[group] == GONE for group in self.whole):
                 return found, [entry]
             found.append(entry)
             parent = entry

@@ -73,7 +73,8 @@ class PrefixReport:
         "declined": nothing was looked up, `declined` says why;
         "never seen": nothing known goes on like the prompt;
         "below block size": what is left of the prompt fills no block, and only full blocks are kept;
-        "evicted": at `evicted_at` (seconds since 1970) a block had to make room; `lost_tokens` more would be known;
+        "evicted": at `evicted_at` (seconds since 1970) a block had to make room; `lost_tokens` more would be known, of
+            which `host_tokens` are in host memory and come back when that is cheaper than computing them;
         "left window": the next tokens are known, but not those that the windows of some layers show;
         "other key": `other_tokens` are known for other extra keys, which differ in `differing_keys` ("salt",
             "adapter", "adapter scales", "model", "device", "autocast", "hook", "width", "input:" and a name), whose
@@ -97,6 +98,7 @@ class PrefixReport:
     other_tokens: int = 0
     difference: TokenDifference | None = None
     declined: str | None = None
+    host_tokens: int = 0
 
     def __str__(self) -> str:
         if self.declined is not None:
@@ -111,6 +113,12 @@ class PrefixReport:
         left = self.query_tokens - self.known_tokens
         if self.reason == "complete":
             return f"all but the last {left}, which must be computed for the logits"
+        if self.reason == "evicted" and self.host_tokens:
+            which = "they" if self.host_tokens == self.lost_tokens else f"{self.host_tokens} of them"
+            return (
+                f"{self.lost_tokens} more were known until a block was evicted at {_clock(self.evicted_at)}; {which} "
+                "are in host memory, and come back where there are blocks for them and computing takes longer"
+            )
         if self.reason == "evicted":
             return (
                 f"{self.lost_tokens} more were known until a block was evicted at {_clock(self.evicted_at)}; "

@@ -22,7 +22,7 @@ FLOORS = {
     " piece_kind prefix_report explain stream_rule residuals clock memory_account generation_events outliving"
     " live_pools live_display kv_names tiers_spec"
     " usable_prefix pool_change"
-    " restore_costs restore_plan swap_counts",
+    " restore_costs restore_plan swap_counts match_below",
     1: "ranks kv_format filling part_store kv_storage pool_size pool_memory pool_debug memory_grid memory_map"
     " memory_owners memory_plot memory_table picture kv_pool content fingerprint shared_runs step step_copies"
     " step_residuals padding row_tokens rows packed_step packed_rows static_step stored_steps step_plan admission"

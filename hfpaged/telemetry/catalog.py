@@ -66,6 +66,23 @@ METRICS = (
         "Block events for routers by event: stored, removed, cleared were published, dropped ones told anew.",
         ("event",),
     ),
+    # What lies below the pools: only where there is swap space or a prefix store.
+    Metric(
+        "hfpaged_kv_swapped_blocks_total",
+        "counter",
+        "Evicted blocks by what became of them: out, kept (they lay there still), in (came back), dropped.",
+        ("direction",),
+    ),
+    Metric("hfpaged_kv_swapped_bytes_total", "counter", "Bytes copied out of the pool, and in again.", ("direction",)),
+    Metric("hfpaged_kv_swap_seconds_total", "counter", "Seconds that these copies took.", ("direction",)),
+    Metric("hfpaged_kv_restored_tokens_total", "counter", "Prompt tokens that came back and were not computed."),
+    Metric(
+        "hfpaged_kv_restores_declined_total",
+        "counter",
+        "Lookups for which not all came back: computing was cheaper (cost), or there were no blocks for it (room).",
+        ("reason",),
+    ),
+    Metric("hfpaged_kv_swap_space_blocks", "gauge", "Blocks that host memory has room for: used, free.", ("state",)),
     Metric("hfpaged_prefix_queried_tokens_total", "counter", "Prompt tokens that were looked up, once per request."),
     Metric(
         "hfpaged_prefix_hit_tokens_total", "counter", "Prompt tokens that were found and not computed: what was saved."

@@ -9,6 +9,7 @@ from hfpaged.engine.sums import Sums
 from hfpaged.engine.tally_keys import label
 from hfpaged.live_pools import PoolCounts
 from hfpaged.telemetry.readings import Readings
+from hfpaged.telemetry.swap_readings import read_swaps
 
 if TYPE_CHECKING:
     from hfpaged.block_pool import PoolStats
@@ -35,6 +36,8 @@ def read_pool_counts(readings: Readings, counts: Mapping[str, PoolCounts]) -> No
         readings.count(name, "hfpaged_prefix_queried_tokens_total", prefixes.queries)
         readings.count(name, "hfpaged_prefix_hit_tokens_total", prefixes.hits)
         readings.count(name, "hfpaged_prefix_hash_collisions_total", prefixes.collisions)
+        if counted.swaps is not None:
+            read_swaps(readings, name, counted.swaps)
         for reason, calls in list(counted.dense_calls.items()):
             readings.count(name, "hfpaged_dense_fallbacks_total", calls, label(reason))
         for event, times in list(counted.block_events.items()):
@@ -67,6 +70,10 @@ def _read_pool(readings: Readings, pool: KVPool, name: str) -> None:
     sums.count(_USED_SLOTS, used * now.block_size)
     # Free memory differs from pool to pool, and each number would be one more series.
     num_blocks = str(total) if pool.is_sized_by_user else "by free memory"
+    if pool.swapping is not None and pool.swapping.host is not None:
+        host = pool.swapping.host
+        sums.count(("hfpaged_kv_swap_space_blocks", "used"), host.num_blocks)
+        sums.count(("hfpaged_kv_swap_space_blocks", "free"), host.num_places - host.num_blocks)
     info = (pool.kv_format.title, str(now.block_size), num_blocks, str(len(now.groups)))
     readings.most(name, "hfpaged_kv_pool_info", 1, *info)
 
