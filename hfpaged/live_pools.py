@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from hfpaged.outliving import Outliving
 from hfpaged.prefix_index import PrefixCounts
+from hfpaged.store_counts import StoreCounts
 from hfpaged.swap_counts import SwapCounts
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ class PoolCounts:
 
     prefixes: PrefixCounts = field(default_factory=PrefixCounts)
     swaps: SwapCounts | None = None
+    store: StoreCounts = field(default_factory=StoreCounts)
     dense_calls: dict[str, int] = field(default_factory=dict)
     block_events: dict[str, int] = field(default_factory=dict)
     model_name: str = ""
@@ -41,6 +43,7 @@ class PoolCounts:
         if other.swaps is not None:
             self.swaps = self.swaps or SwapCounts()
             self.swaps.add(other.swaps)
+        self.store.add(other.store)
         for reason, count in list(other.dense_calls.items()):
             self.dense_calls[reason] = self.dense_calls.get(reason, 0) + count
         for event, count in list(other.block_events.items()):

@@ -8,7 +8,6 @@ import logging
 import os
 import time
 from collections.abc import Sequence as Many
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from torch import Tensor
@@ -16,6 +15,7 @@ from torch import Tensor
 from hfpaged.errors import PrefixFileError
 from hfpaged.prefix_store_block import BlockAddress, BlockFile, Layers, StoreFacts, block_file, read_block
 from hfpaged.prefix_store_folder import StoreFolder, check_limit
+from hfpaged.store_counts import StoreCounts
 from hfpaged.tensor_file import parse_file, write_file
 
 logger = logging.getLogger("hfpaged")
@@ -25,23 +25,6 @@ REST_SECONDS = 60.0
 # Seconds by which a block counts as used before the one in front of it, so that the end of a prefix goes first, however
 # slowly it was written.
 _OLDER_PER_BLOCK = 0.1
-
-
-@dataclass
-class StoreCounts:
-    """Blocks, but for bytes and seconds. `dropped`: not written, as the writer had too much to do or the disk could not
-    take them; `damaged`: files that were not what they should be; `failed`: reads that the system refused.
-    """
-
-    written: int = 0
-    read: int = 0
-    dropped: int = 0
-    damaged: int = 0
-    failed: int = 0
-    bytes_written: int = 0
-    bytes_read: int = 0
-    write_seconds: float = 0.0
-    read_seconds: float = 0.0
 
 
 class StoredBlock(NamedTuple):

@@ -150,6 +150,11 @@ class StoreTier:
                     if block != GONE:
                         self.stored(entry, group)
 
+    @property
+    def holds(self) -> tuple[int, int]:
+        """See Tier."""
+        return self.store.folder.num_files, self.store.folder.num_bytes
+
     def read_ahead(self) -> None:
         """See Tier."""
         self.reads_ahead = True
@@ -227,6 +232,7 @@ def add_prefix_store(
     facts = StoreFacts(pool.block_size, pool.kv_format, pool.groups)
     tier = StoreTier(pool, PrefixStore(path, facts, parse_bytes(size, "prefix_store_size")))
     pool.add_tier(tier)
+    pool.counts.store = tier.store.counts
     with pool.changing():
         pool.prefixes.index.watchers.append(tier)
     return tier

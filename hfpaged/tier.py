@@ -69,6 +69,10 @@ class Tier(Protocol):
     def wait(self, seconds: float) -> None:
         """Until all that is under way has come, at most so long. Not under the lock of the pool."""
 
+    @property
+    def holds(self) -> tuple[int, int]:
+        """(files or the like, bytes) that are there by now, as far as it is known."""
+
     def read_ahead(self) -> None:
         """From now on `fetch` is called before anything is wanted, and only what it has read is found."""
 

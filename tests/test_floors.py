@@ -20,7 +20,7 @@ FLOORS = {
     0: "errors config cache_stats block_hash block_pool block_table block_trace common_runs ghosts layer_groups"
     " prefix_block prefix_index match_end token_chain sequence block_manager prefix_cache prefix_tree prefill_plan"
     " piece_kind prefix_report explain stream_rule residuals clock memory_account generation_events outliving"
-    " live_pools live_display kv_names tiers_spec"
+    " live_pools live_display kv_names tiers_spec store_counts"
     " usable_prefix pool_change"
     " restore_costs restore_plan swap_counts match_below",
     1: "ranks kv_format filling part_store kv_storage pool_size pool_memory pool_debug memory_grid memory_map"

@@ -94,6 +94,16 @@ METRICS = (
         "Lookups by why they ended: complete, or the reason of the miss.",
         ("reason",),
     ),
+    Metric(
+        "hfpaged_prefix_store_blocks_total",
+        "counter",
+        "Blocks of the prefix store by event: written, read, dropped (not written), damaged and failed (not read).",
+        ("event",),
+    ),
+    Metric("hfpaged_prefix_store_bytes_total", "counter", "Bytes written to and read from it.", ("event",)),
+    Metric("hfpaged_prefix_store_seconds_total", "counter", "Seconds that this took, beside the steps.", ("event",)),
+    Metric("hfpaged_prefix_store_files", "gauge", "Files in the directory, of all services, when it was last read."),
+    Metric("hfpaged_prefix_store_used_bytes", "gauge", "Their bytes."),
     # Requests of batchers.
     Metric("hfpaged_requests_received_total", "counter", "Requests that came, refused ones too."),
     Metric("hfpaged_requests_rejected_total", "counter", "Requests that were refused before they waited.", ("reason",)),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from hfpaged.engine.sums import Sums
 from hfpaged.engine.tally_keys import label
 from hfpaged.live_pools import PoolCounts
+from hfpaged.store_counts import StoreCounts
 from hfpaged.telemetry.readings import Readings
 from hfpaged.telemetry.swap_readings import read_swaps
 
@@ -38,10 +39,24 @@ def read_pool_counts(readings: Readings, counts: Mapping[str, PoolCounts]) -> No
         readings.count(name, "hfpaged_prefix_hash_collisions_total", prefixes.collisions)
         if counted.swaps is not None:
             read_swaps(readings, name, counted.swaps)
+        _count_store(readings, name, counted.store)
         for reason, calls in list(counted.dense_calls.items()):
             readings.count(name, "hfpaged_dense_fallbacks_total", calls, label(reason))
         for event, times in list(counted.block_events.items()):
             readings.count(name, "hfpaged_kv_events_total", times, event)
+
+
+def _count_store(readings: Readings, name: str, store: StoreCounts) -> None:
+    for event in ("written", "read", "dropped", "damaged", "failed"):
+        if blocks := getattr(store, event):
+            readings.count(name, "hfpaged_prefix_store_blocks_total", blocks, event)
+    for event, size, seconds in (
+        ("written", store.bytes_written, store.write_seconds),
+        ("read", store.bytes_read, store.read_seconds),
+    ):
+        if size:
+            readings.count(name, "hfpaged_prefix_store_bytes_total", size, event)
+            readings.count(name, "hfpaged_prefix_store_seconds_total", seconds, event)
 
 
 def _read_pool(readings: Readings, pool: KVPool, name: str) -> None:
@@ -68,6 +83,10 @@ def _read_pool(readings: Readings, pool: KVPool, name: str) -> None:
     held = states["used"] + states["reserved"]
     readings.most(name, "hfpaged_kv_usage_ratio", held / total if total else 0.0)
     sums.count(_USED_SLOTS, used * now.block_size)
+    if pool.swapping is not None and pool.swapping.lower is not None:
+        files, size = pool.swapping.lower.holds
+        readings.most(name, "hfpaged_prefix_store_files", files)
+        readings.most(name, "hfpaged_prefix_store_used_bytes", size)
     # Free memory differs from pool to pool, and each number would be one more series.
     num_blocks = str(total) if pool.is_sized_by_user else "by free memory"
     if pool.swapping is not None and pool.swapping.host is not None:
