@@ -1,6 +1,8 @@
 """An application that is fed in its own process, and the answers of several as one."""
 
 import asyncio
+import io
+import json
 from contextlib import asynccontextmanager
 
 import pytest
@@ -8,6 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from hfpaged.replicas.gathered import gathered_metrics
 from hfpaged.replicas.hosting import Hosted
+from hfpaged.replicas.worker_lines import JsonLines
 
 START = {"type": "http.response.start", "status": 200, "headers": []}
 
@@ -129,3 +132,30 @@ def test_metrics_come_in_the_format_that_is_asked_for():
     text, kind = gathered_metrics({"a": METRICS.format(steps=1)}, "application/openmetrics-text; version=1.0.0")
     assert kind.startswith("application/openmetrics-text")
     assert text.endswith(b"# EOF\n")
+
+
+WORKER = "ServeReplica:hfpaged:Replica pid=12, ip=10.0.0.2"
+NAMED = f"\x1b[36m({WORKER})\x1b[0m "
+LINES = {
+    "an object of a worker": (NAMED + '{"level": "info", "message": "hello"}',
+                              {"level": "info", "message": "hello", "worker": WORKER}),
+    "a line of a worker": (NAMED + "Loading weights: 100%",
+                           {"level": "info", "logger": "ray", "message": "Loading weights: 100%",
+                            "worker": WORKER}),
+    "what looks like an object": ("{not really}", {"level": "info", "logger": "ray", "message": "{not really}"}),
+    "a line of Ray": ("The node has been marked dead",
+                      {"level": "info", "logger": "ray", "message": "The node has been marked dead"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("line", "told"), LINES.values(), ids=LINES)
+def test_lines_of_workers_are_json_where_that_is_wanted(line, told):
+    target = io.StringIO()
+    lines = JsonLines(target)
+    print(line[:7], end="", file=lines)  # written piece by piece
+    print(line[7:], file=lines)
+    print(file=lines)
+    (written,) = target.getvalue().splitlines()
+    found = json.loads(written)
+    found.pop("time", None)
+    assert found == told

@@ -18,6 +18,7 @@ from hfpaged.replicas.deployment import REPLICA, application
 from hfpaged.replicas.ending import Ending
 from hfpaged.replicas.recipe import Recipe
 from hfpaged.replicas.settings import ReplicaSettings
+from hfpaged.replicas.worker_lines import as_json_lines
 from hfpaged.serve import start_report
 from hfpaged.serve.launch import listening_on
 from hfpaged.serve.logs import logging_to_stderr
@@ -37,7 +38,11 @@ def run(recipe: Recipe, settings: ReplicaSettings, host: str, port: int) -> int:
     """
     console = Console(highlight=False)
     words = "starting Ray" if settings.address is None else f"joining the Ray cluster at {settings.address}"
-    with logging_to_stderr(recipe.log_level, as_json=recipe.log_json), Ending() as ending:
+    with (
+        logging_to_stderr(recipe.log_level, as_json=recipe.log_json),
+        as_json_lines(wanted=recipe.log_json),
+        Ending() as ending,
+    ):
         if settings.address is None:
             with listening_on(host, port) as free:
                 host, port = free.getsockname()[:2]
