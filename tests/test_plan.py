@@ -78,7 +78,7 @@ def test_what_is_short_comes_with_ways_out_and_exit_code_1(capsys, path):
     assert code == 1
     assert "does not fit: 32 requests of 1,536 tokens need 25.8 GB" in out
     assert "Ways out, the cheapest first" in out
-    for way in ("requests at once instead of 32", "another card: ", "TP 2", "--window"):
+    for way in ("requests at once instead of 32", "another card: ", "--tp 2", "--window"):
         assert way in out
 
 
@@ -88,7 +88,7 @@ def test_weights_that_are_too_large_alone_are_said_to_be_with_what_would_hold_th
     assert "does not fit: the weights alone take 140 GB, more than the 21.9 GB that may be used" in out
     assert "nothing is left" in out
     assert "another card: " in out
-    assert "TP 8" in out
+    assert "--tp 8 on 8 such cards" in out
 
 
 def test_nothing_helps_against_a_hundred_terabytes(capsys, path):
@@ -105,7 +105,17 @@ def test_json_has_what_the_table_has_with_units_in_the_names(capsys, path):
     assert told["kv"]["token_bytes"] == 2 * 32 * 4096 * 2
     assert told["machine"]["bandwidth_gb_per_second"] == 300
     units = ("bytes", "tokens", "blocks", "gb_per_second")
-    bare = {"concurrency", "count", "tp", "utilization", "block_size", "token_budget", "sequences", "exit_code"}
+    bare = {
+        "concurrency",
+        "count",
+        "tp",
+        "utilization",
+        "block_size",
+        "token_budget",
+        "sequences",
+        "exit_code",
+        "replicas",
+    }
     for part in (told, told["machine"], told["choices"], told["workload"], told["memory"], told["kv"]):
         numbers = {name for name, value in part.items() if type(value) in (int, float)}
         assert {name for name in numbers if not name.removesuffix("_outside_blocks").endswith(units)} <= bare

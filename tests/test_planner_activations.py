@@ -92,8 +92,9 @@ model = LlamaForCausalLM(LlamaConfig(hidden_size=1024, intermediate_size=2816, n
 def forward(count):
     with torch.no_grad():
         model(torch.ones(1, count, dtype=torch.long), use_cache=False, logits_to_keep=1)
-    return 0
-print(size_pool(0.9, torch.device("cpu"), forward, 512, 1).activations)
+    return {}
+cpu = torch.device("cpu")
+print(size_pool(lambda device: 0.9, lambda: {cpu: 1}, forward, 512, 1).activations)
 """
 
 

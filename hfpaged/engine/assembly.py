@@ -242,7 +242,11 @@ def _size_pool(model: nn.Module, spec: EngineSpec) -> Sizing | None:
         return default_share(device) if spec.memory is None else float(spec.memory)
 
     longest = _longest(model, spec) or spec.max_num_batched_tokens
-    return size_pool(share, cache.pool.storage, forward, min(spec.max_num_batched_tokens, longest), spec.max_num_seqs)
+    tokens = min(spec.max_num_batched_tokens, longest)
+    return size_pool(
+        share, lambda: cache.pool.storage.block_bytes_by_device or {runner.device: 0}, forward, tokens,
+        spec.max_num_seqs,
+    )  # fmt: skip
 
 
 def _longest(model: nn.Module, spec: EngineSpec) -> int | None:

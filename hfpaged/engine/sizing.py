@@ -12,7 +12,6 @@ import torch
 
 from hfpaged.config import format_bytes
 from hfpaged.errors import InvalidConfigError
-from hfpaged.kv_storage import KVStorage
 from hfpaged.pool_size import device_memory
 
 # Of the whole device, where nothing is said. On a CPU others live in the same memory.
@@ -97,18 +96,18 @@ def check_share(memory: float) -> float:
 
 
 def size_pool(
-    shares: Callable[[torch.device], float], storage: KVStorage,
+    shares: Callable[[torch.device], float], block_bytes: Callable[[], Mapping[torch.device, int]],
     forward: Callable[[int], Mapping[torch.device, int]], num_tokens: int, num_seqs: int,
 ) -> Sizing:  # fmt: skip
-    """Run `forward(count)` once and see what it takes; it returns the bytes of the state of its sequence by device, and
-    fills blocks of `storage`, which tells on which devices layers lie. `shares` of each of them; `num_tokens` is the
-    token budget, `num_seqs` the most sequences.
+    """Run `forward(count)` once and see what it takes; it returns the bytes of the state of its sequence by device.
+    `block_bytes` tells afterwards on which devices layers lie, and what a block takes of each; `shares` what the pool
+    may have of them. `num_tokens` is the token budget, `num_seqs` the most sequences.
     """
     states = forward(1)  # and what is allocated once is no activation
-    block_bytes = storage.block_bytes_by_device
-    on_gpu = all(device.type == "cuda" for device in block_bytes)
+    sizes = block_bytes()
+    on_gpu = all(device.type == "cuda" for device in sizes)
     count = num_tokens if on_gpu else min(num_tokens, TRIAL_TOKENS_ON_CPU)
-    peaks = _peaks(list(block_bytes), lambda: forward(count))
+    peaks = _peaks(list(sizes), lambda: forward(count))
     parts = {}
     for device, peak in peaks.items():
         free, total = device_memory(device)
@@ -116,7 +115,7 @@ def size_pool(
         parts[device] = PoolSizing(
             total, shares(device), total - free, activations, states.get(device, 0) * num_seqs
         )  # fmt: skip
-    return next(iter(parts.values())) if len(parts) == 1 else SpreadSizing(parts, block_bytes)
+    return next(iter(parts.values())) if len(parts) == 1 else SpreadSizing(parts, sizes)
 
 
 def default_share(device: torch.device) -> float:
