@@ -8,9 +8,11 @@ import logging
 import os
 import signal
 import sys
+import threading
 import time
 import traceback
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -98,6 +100,21 @@ def leader_leaves(group, runner):
     return runner.seen
 
 
+def leader_ends_in_a_thread(group, runner):
+    """Its program ends while a thread of it makes a step, and the other rank waits, as on a GPU, for ever."""
+    if group.leads:
+
+        def step():
+            with group.lead(PLAN):
+                time.sleep(100)
+
+        threading.Thread(target=step, daemon=True).start()
+        time.sleep(0.5)
+        return
+    runner.forward = partial(time.sleep, 100)
+    group.follow(runner)
+
+
 def interrupted(group, runner):
     def call():
         with group.lead(PLAN):
@@ -140,9 +157,10 @@ def of_all_lengths(group, runner):
 SCENARIOS = {
     scenario.__name__: scenario
     for scenario in (
-        killed, leader_killed, killed_in_vain, fails, stopped, leaves, leader_leaves, interrupted, of_all_lengths,
+        *(killed, leader_killed, killed_in_vain, fails, stopped, leaves),
+        *(leader_leaves, leader_ends_in_a_thread, interrupted, of_all_lengths),
     )
-}  # fmt: skip
+}
 
 
 def run(name, rank):
@@ -152,8 +170,8 @@ def run(name, rank):
     os.dup2(log, 2)
     logging.basicConfig(format="%(message)s", stream=sys.stderr)
     rank_watch.EVERY = 0.2
-    if name == "killed_in_vain":
-        rank_watch.GRACE = 1.0
+    if name in ("killed_in_vain", "leader_ends_in_a_thread"):
+        rank_watch.GRACE, rank_watch.LAST_WORDS = 1.0, 0.5
     if name == "stopped":
         rank_watch.SILENT, rank_watch.GONE, rank_watch.GRACE = 1.0, 2.0, 1.0
     dist.init_process_group("gloo", init_method=f"file://{FOLDER / name}", rank=rank, world_size=2)

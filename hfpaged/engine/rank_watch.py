@@ -34,6 +34,7 @@ SIZE = 1024  # bytes of a message: its kind, and a text
 EVERY = 1.0  # seconds between two beats
 SILENT = 10.0  # seconds after which a silent rank is told of, and those after which it counts as gone
 GONE = 300.0
+LAST_WORDS = 3.0  # seconds in which a rank that was let go reads that
 # Seconds that a rank gets to notice by itself that another one is gone. gloo raises; NCCL waits, and cannot be told.
 GRACE = 10.0
 
@@ -53,7 +54,8 @@ class RankWatch:
         self._is_over = threading.Event()
         self._lock = threading.Lock()
         self.is_busy = False  # with something that needs the other ranks
-        self._left: str | None = None  # which rank has come to its end too early
+        self._left: str | None = None  # which rank has come to its end too early, perhaps
+        self._left_time = 0.0
         peers = range(1, ranks.size) if ranks.is_first else [0]
         self.heard = dict.fromkeys(peers, time.monotonic())
         self._silent: set[int] = set()
@@ -144,12 +146,11 @@ class RankWatch:
     def _ended(self, peer: int) -> None:
         self._say_end(peer)
         if not self._is_over.is_set():
+            self._left_time = time.monotonic()
             self._left = (
-                f"rank {peer} of {self._ranks.size} has come to the end of its program while the batcher of rank 0 is "
-                "open; every rank must make the same calls of generate(), or call follow(), until rank 0 calls close()"
+                f"rank {peer} of {self._ranks.size} has come to the end of its program while others need it; every "
+                "rank must make the same calls of generate(), or call follow(), until rank 0 calls close()"
             )
-            if self.is_busy and self._ranks.is_first:
-                self.declare(self._left)
 
     def _beat(self) -> None:
         last = time.monotonic()
@@ -161,6 +162,9 @@ class RankWatch:
             if last - before > SILENT / 2:  # this very process was stopped
                 self.heard.update(dict.fromkeys(self.heard, last))
             self._look_for_silence(last)
+            # At an ordinary end this rank is about to read that it is let go.
+            if self._left is not None and self.is_busy and last - self._left_time > LAST_WORDS:
+                self.declare(self._left)
             if self.fault is not None and self.is_busy and last - self._fault_time > GRACE:
                 self._give_up()
 
