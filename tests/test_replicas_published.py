@@ -132,6 +132,22 @@ def test_of_many_blocks_those_are_told_where_chains_part_or_end_and_at_powers_of
     assert len(pool.told) == 13
 
 
+def test_where_the_end_of_a_chain_is_evicted_the_block_before_it_is_told():
+    pool = Pool()
+    pool.publish(range(4 * 7))
+    pool.publish(range(100, 108))
+    made = hashes(range(4 * 7))
+    assert made[5] not in as_numbers(pool.published.hottest(limit=6))
+    entry = next(iter(pool.prefixes.index.roots[-1].children.values()))
+    while entry.children:
+        entry = next(iter(entry.children.values()))
+    pool.blocks.evict(entry.blocks[0])
+    assert set(as_numbers(pool.published.hottest(limit=6))) == {
+        *hashes(range(100, 108)),
+        *(made[n] for n in (0, 1, 3, 5)),
+    }
+
+
 def test_of_many_prefixes_the_last_used_ones_are_told():
     pool = Pool()
     for start in range(0, 100, 10):

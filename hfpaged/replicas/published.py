@@ -7,12 +7,14 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence as Many
 from operator import attrgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hfpaged.block_table import GONE
-from hfpaged.kv_pool import KVPool
 from hfpaged.prefix_block import BlockWatcher, PrefixBlock, Root
 from hfpaged.replicas.routing_hash import RoutingHash
+
+if TYPE_CHECKING:
+    from hfpaged.kv_pool import KVPool
 
 # Hashes that are told at most, 8 bytes each: 16 KiB each second from a replica to each that sends to it.
 MOST_TOLD = 2048
