@@ -22,6 +22,11 @@ def test_the_longest_match_wins_over_a_shorter_queue():
     assert order(Candidate("a", matched=5, load=0), Candidate("b", matched=10, load=4)) == ["b", "a"]
 
 
+def test_behind_the_longest_match_come_the_next_ones_whatever_they_have_to_do():
+    some = Candidate("c", matched=5), Candidate("b", matched=10, load=5), Candidate("a", matched=20, load=7)
+    assert order(*some) == ["a", "b", "c"]
+
+
 def test_about_equal_matches_go_to_the_less_loaded():
     near = Candidate("a", matched=9, load=0), Candidate("b", matched=10, load=4)
     assert order(*near) == ["a", "b"]
@@ -57,7 +62,8 @@ def test_without_a_match_the_less_loaded_of_two_by_chance():
 
 
 def test_at_equal_loads_the_one_that_was_sent_less():
-    assert order(Candidate("a", placed=7), Candidate("b", placed=3)) == ["b", "a"]
+    for seed in range(5):
+        assert order(Candidate("a", placed=7), Candidate("b", placed=3), rng=seed) == ["b", "a"]
 
 
 def test_one_replica_and_none():
@@ -138,6 +144,13 @@ def test_memory_is_bounded():
     assert recent.placed("a") == 10
     assert recent.matched("a", {each: each + 1 for each in range(25)}, frozenset(), 1.0) == 25
     assert recent.matched("a", {each: each + 1 for each in range(15)}, frozenset(), 1.0) == 0
+
+
+def test_what_is_sent_again_is_remembered_longest():
+    recent = RecentPrefixes(limit=2)
+    for each in (1, 2, 1, 3):
+        recent.note("a", [each], 0.0)
+    assert [recent.matched("a", {each: 1}, frozenset(), 1.0) for each in (1, 2, 3)] == [1, 0, 1]
 
 
 def test_the_router_knows_loads_better_than_stats_that_were_told_a_while_ago():
