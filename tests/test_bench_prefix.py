@@ -59,7 +59,7 @@ def test_every_row_is_measured_and_compares_tokens(folder, tmp_path, capsys):
     assert code == 0
     assert [row["name"] for row in figures["rows"]] == list(ROW)
     assert all(row["same_tokens"] is True and row["met"] is None for row in figures["rows"])
-    assert "hfpaged: prefill-batch (1 of 7)" in capsys.readouterr().err
+    assert "hfpaged: prefill-batch (1 of 8)" in capsys.readouterr().err
 
 
 def test_a_batch_computes_its_common_part_once_and_stores_it_once(setting):

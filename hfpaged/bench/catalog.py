@@ -100,6 +100,10 @@ PREFIX_ROWS = (
         Shape(1, 1000, 1, own=48), Target(most=0.125, is_share=True),
     ),
     Row(
+        "swapped", "time to the first token, prompt {prompt} back from swap space, or computed", "prefix_swapped",
+        Shape(1, 1000, 1), None, wants_less=True,
+    ),
+    Row(
         "no-match", "cost of sharing where nothing matches, prompt {prompt}, {new} new", "prefix_cost",
         Shape(1, 512, 64), Target(below=0.01, is_share=True),
     ),
