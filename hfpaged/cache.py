@@ -62,7 +62,7 @@ class PagedCache(RowCache):
         sinks: see `window`. Default: 4, which is enough for most models; without any they lose their way.
         swap_space: "4GiB" of host memory for evicted prefixes, which come back when that is cheaper than computing.
         prefix_store: a directory of at most `prefix_store_size` bytes, for prefixes that other processes on this
-            machine with the same model, formats and salt computed, and for what this one does. See add_prefix_store.
+            machine with the same model, formats and salt computed, and for what this one does.
 
     Raises:
         InvalidConfigError: sizes or dtypes that cannot work.

@@ -78,7 +78,7 @@ class PrefixStore:
             if raw is None:
                 return None
             found = StoredBlock(*read_block(self.facts, address, group, *parse_file(raw, self.folder.file(name))))
-        except OSError as error:
+        except (OSError, MemoryError, RuntimeError) as error:
             self.counts.failed += 1
             self._tell("read", f"the prefix store {str(self.folder.path)!r} cannot be read: {error}; prefixes that it "
                        "may have are computed")  # fmt: skip
@@ -94,6 +94,12 @@ class PrefixStore:
         self.counts.read_seconds += time.perf_counter() - began
         return found
 
+    def failed_to_write(self, error: Exception) -> None:
+        """Nothing is written for a while."""
+        self._rests_until = time.monotonic() + REST_SECONDS
+        self._tell("write", f"the prefix store {str(self.folder.path)!r} cannot be written: {error!r}; it is still "
+                   f"read, and writing is tried again every {REST_SECONDS:.0f} s")  # fmt: skip
+
     def _write(self, address: BlockAddress, group: int, block: BlockFile) -> bool:
         began = time.perf_counter()
         try:
@@ -104,9 +110,7 @@ class PrefixStore:
                 self.folder.file(address.name(group)), block.manifest, block.specs, block.tensors, durable=False
             )  # fmt: skip
         except OSError as error:
-            self._rests_until = time.monotonic() + REST_SECONDS
-            self._tell("write", f"the prefix store {str(self.folder.path)!r} cannot be written: {error}; it is still "
-                       f"read, and writing is tried again every {REST_SECONDS:.0f} s")  # fmt: skip
+            self.failed_to_write(error)
             return False
         self.folder.wrote(size)
         self.use(address, group)

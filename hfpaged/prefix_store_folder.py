@@ -56,7 +56,7 @@ class StoreFolder:
         return self.path / (name + _SUFFIX)
 
     def has(self, name: str) -> bool:
-        return self.file(name).exists()
+        return os.path.exists(self.file(name))  # False for what may not be looked at, where Path.exists() raises
 
     def read(self, name: str) -> bytes | None:
         """All of a file, None where there is none. Raises OSError."""

@@ -6,6 +6,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Iterable
+from contextlib import suppress
 from queue import SimpleQueue
 from typing import NamedTuple
 
@@ -106,8 +107,9 @@ class StoreReader:
             threading.Thread(target=self._run, name=f"hfpaged-prefix-reader-{number}", daemon=True)
             for number in range(NUM_THREADS)
         ]
-        for thread in self._threads:
-            thread.start()
+        with suppress(RuntimeError):  # no more threads: what is asked for is given up when patience ends
+            for thread in self._threads:
+                thread.start()
 
     def _run(self) -> None:
         while (one := self._queue.get()) is not None:

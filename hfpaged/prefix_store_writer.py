@@ -9,6 +9,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Many
+from contextlib import suppress
 from typing import NamedTuple
 
 from torch import Tensor
@@ -115,15 +116,20 @@ class StoreWriter:
 
     def _start(self) -> None:
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="hfpaged-prefix-store", daemon=True)
-            self._thread.start()
-            _writers.add(self)
+            thread = threading.Thread(target=self._run, name="hfpaged-prefix-store", daemon=True)
+            with suppress(RuntimeError):  # no more threads, or the interpreter ends: tried again with the next block
+                thread.start()
+                self._thread = thread
+                _writers.add(self)
         self._came.notify_all()
 
     def _run(self) -> None:
         while (work := self._next()) is not None:
-            for block in self._contents(work):
-                self._store.put(*block)
+            try:
+                for block in self._contents(work):
+                    self._store.put(*block)
+            except Exception as error:  # memory that is not to be had, say; nobody waits for this but later services
+                self._store.failed_to_write(error)
             del work
             with self._came:
                 self._busy = False

@@ -146,6 +146,22 @@ def test_ending_at_once_drops_and_counts_what_waits(store):
     assert (store.counts.dropped, store.counts.written) == (5, 1)
 
 
+def test_what_goes_wrong_with_copies_ends_no_thread(store, caplog):
+    def fail(wanted):
+        raise MemoryError("no memory")
+
+    writer = StoreWriter(store, fail)
+    writer.publish(published(addresses(1, 1)[0]))
+    assert writer.flush(20)
+    assert store.is_resting
+    store._rests_until = 0.0
+    writer.write(copied(addresses(2, 1)[0]))
+    assert writer.flush(20)
+    assert store.has(addresses(2, 1)[0], 0)
+    assert ["MemoryError" in record.message for record in caplog.records] == [True]
+    writer.end(5)
+
+
 def test_what_is_forgotten_is_not_written(store):
     writer, goes_on = blocked(store)
     (address,) = addresses(1, 1)
