@@ -36,6 +36,8 @@ class Publisher:
         clock: Callable[[], float] = time.time,
     ) -> None:  # fmt: skip
         self.counts = counts
+        for event in ("stored", "removed", "cleared", "dropped"):
+            counts.setdefault(event, 0)
         self._feeds, self._wire, self._config, self._clock = feeds, wire, config, clock
         self._has_news = next(iter(feeds.values())).has_news
         self._sockets = Sockets(config)
