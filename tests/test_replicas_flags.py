@@ -91,11 +91,21 @@ def test_a_route_prefix_is_a_path(prefix):
         ReplicaSettings(route_prefix=prefix)
 
 
+def test_ray_client_is_refused_by_name():
+    with pytest.raises(InvalidConfigError, match="--address auto"):
+        settings("--address", "ray://head:10001")
+
+
 @pytest.mark.parametrize("amount", ["-1", "many", "nan"])
 def test_an_amount_is_a_number(amount, capsys):
     with pytest.raises(SystemExit):
         parsed("--num-cpus-per-replica", amount)
     assert "is no amount" in capsys.readouterr().err
+
+
+def test_a_folder_that_is_not_there_is_refused_before_ray_starts(tmp_path, capsys):
+    assert cli.main(["serve", str(tmp_path / "none"), "--replicas", "2"]) == 2
+    assert "there is no such folder" in capsys.readouterr().err
 
 
 def test_without_ray_it_is_said_what_to_install(monkeypatch, capsys):

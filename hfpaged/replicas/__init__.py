@@ -28,6 +28,7 @@ OTLP_ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
 
 def run(args: argparse.Namespace, options: ServeOptions, sizes: Mapping[str, Any]) -> int:
     """`hfpaged serve` with replicas, until SIGTERM or Ctrl-C; returns 0. Raises HfpagedError."""
+    _check_folder(args.model)
     launch = _launch()
     from hfpaged.replicas.flags import check_sizes, settings_of
     from hfpaged.replicas.recipe import Recipe
@@ -41,6 +42,14 @@ def run(args: argparse.Namespace, options: ServeOptions, sizes: Mapping[str, Any
     )  # fmt: skip
     code: int = launch.run(recipe, settings, args.host, args.port)
     return code
+
+
+def _check_folder(model: str | None) -> None:
+    """Replicas would find out, each of them three times. Hub ids never begin like these."""
+    if model is not None and model.startswith((".", "~", os.sep)) and not os.path.isdir(model):
+        raise InvalidConfigError(
+            f"cannot load {model!r}: there is no such folder; give one, or the id of a hub's model"
+        )
 
 
 def _launch() -> Any:

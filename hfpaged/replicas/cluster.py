@@ -16,6 +16,7 @@ with warnings.catch_warnings():  # of what Ray will do some day
     warnings.simplefilter("ignore", FutureWarning)
     import ray
     from ray import serve
+    from ray.exceptions import AuthenticationError
     from ray.serve.config import HTTPOptions, ProxyLocation
 
 OBJECT_STORE_BYTES = 128 << 20  # nothing large goes through it: answers are sent as they are
@@ -38,6 +39,7 @@ def join(settings: ReplicaSettings) -> AbstractContextManager[None]:
     it.
     """
     logging.getLogger("ray").setLevel(logging.ERROR)
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
     if settings.address is None:
         _start(settings)
     else:
@@ -58,7 +60,6 @@ def listen(host: str, port: int) -> Proxy:
     running = _running_options()
     if running is not None:
         return Proxy(running.host, running.port, is_ours=False)
-    logging.getLogger("ray.serve").setLevel(logging.WARNING)
     serve.start(
         http_options=HTTPOptions(host=host, port=port), proxy_location=ProxyLocation.HeadOnly,
         logging_config=QUIET_SERVE,
@@ -96,11 +97,11 @@ def _start(settings: ReplicaSettings) -> None:
 def _join(address: str) -> None:
     try:
         ray.init(address=address, logging_level=logging.ERROR, namespace=None)
-    except (ConnectionError, ValueError, RuntimeError) as error:
+    except (ConnectionError, ValueError, RuntimeError, AuthenticationError) as error:
         reason = str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
         raise InvalidConfigError(
-            f"there is no Ray cluster at --address {address}: {reason}; start one with `ray start --head`, or leave "
-            "--address out"
+            f"no Ray cluster lets us in at --address {address}: {reason}; start one with `ray start --head`, set "
+            "RAY_AUTH_MODE=token where it wants the token of ~/.ray/auth_token, or leave --address out"
         ) from error
 
 

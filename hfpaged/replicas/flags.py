@@ -28,7 +28,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
          "as --replicas: each one more takes a device of its own",
          type=types.count, metavar="N")  # fmt: skip
     _add(group, "--address",
-         "of a Ray cluster that runs: auto, HOST:PORT, or ray://HOST:PORT",
+         "of a Ray cluster that runs, of which this machine is a node: auto, or HOST:PORT of its head",
          "none: one is started on this machine, which only this machine can reach, and stopped at the end")  # fmt: skip
     _add(group, "--num-gpus-per-replica",
          "GPUs of Ray's account that each takes, parts of one too",

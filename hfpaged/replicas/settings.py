@@ -35,6 +35,11 @@ class ReplicaSettings:
                 f"--min-replicas {self.min_replicas}, --replicas {self.num_replicas} and --max-replicas "
                 f"{self.max_replicas} are in no order; use 1 <= min <= replicas <= max"
             )
+        if self.address is not None and self.address.startswith("ray://"):
+            raise InvalidConfigError(
+                f"--address {self.address} is Ray Client's, through which replicas are not watched and let end; run "
+                "this on a node of the cluster, with --address auto"
+            )
         if not self.route_prefix.startswith("/") or (len(self.route_prefix) > 1 and self.route_prefix.endswith("/")):
             raise InvalidConfigError(
                 f"--route-prefix {self.route_prefix} is no path that requests can begin with; use / or one such as "
