@@ -193,6 +193,16 @@ def test_replicas_are_in_the_line(capsys, llama_70b):
     assert (args.replicas, args.max_num_seqs, args.tensor_parallel_size) == (3, 10, None)
 
 
+def test_tiers_are_in_the_line(capsys, llama_70b, tmp_path):
+    words = ("--weights", "40GB", "--context", 4096, "--swap-space", "2GiB", "--prefix-store", tmp_path / "a store")
+    args = parsed(line_for(capsys, llama_70b, *CARD, *words)[1])
+    assert (args.swap_space, args.prefix_store, args.prefix_store_size) == (
+        2 * GIB,
+        str(tmp_path / "a store"),
+        10 * GIB,
+    )
+
+
 def test_replicas_on_a_cpu_get_their_bytes(capsys, tmp_path):
     tiny_models.shared("llama").config.save_pretrained(tmp_path)
     words = ("--device", "cpu", "--replicas", 2, "--overhead", 0, "--context", 64)

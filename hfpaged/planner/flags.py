@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from hfpaged.config import parse_bytes
+from hfpaged.config import DEFAULT_STORE_SIZE, parse_bytes
 from hfpaged.errors import InvalidConfigError
 from hfpaged.serve import flag_types as types
 
@@ -103,7 +103,7 @@ def _several(group: argparse._ArgumentGroup) -> None:
         "--prefix-store-size",
         type=types.size,
         metavar="SIZE",
-        help="what the files there may take (default: 10GiB with --prefix-store)",
+        help=f"what the files there may take (default: {DEFAULT_STORE_SIZE} with --prefix-store)",
     )
 
 

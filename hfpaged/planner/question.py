@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import replace
 
-from hfpaged.config import parse_bytes
+from hfpaged.config import DEFAULT_STORE_SIZE, parse_bytes
 from hfpaged.errors import InvalidConfigError
 from hfpaged.planner.case import Case, Choices, Machine, Workload
 from hfpaged.planner.devices import machine_of
@@ -17,7 +17,6 @@ from hfpaged.planner.sizes import Sizes
 USUAL_CONTEXT = 8192
 # As hfpaged.engine.sizing has them, which needs torch.
 SHARE_ON_GPU, SHARE_ON_CPU = 0.85, 0.5
-STORE_SIZE = "10GiB"  # of files in a prefix store, as `hfpaged serve` has it
 
 
 def case_of(args: argparse.Namespace) -> Case:
@@ -78,7 +77,7 @@ def _store_size(args: argparse.Namespace) -> int:
     """Raises InvalidConfigError for a size of nothing."""
     if args.prefix_store is None and args.prefix_store_size is None:
         return 0
-    return int(args.prefix_store_size or parse_bytes(STORE_SIZE))
+    return int(args.prefix_store_size or parse_bytes(DEFAULT_STORE_SIZE))
 
 
 def _lengths(prompt: int | None, output: int | None, context: int | None, facts: ModelFacts) -> tuple[int, int, int]:
