@@ -16,7 +16,7 @@ from hfpaged.planner.model_facts import LayerKV
 from hfpaged.planner.units import binary, both, decimal
 from hfpaged.planner.words import layers as lines_of_layers
 
-SEVERAL = ("--tp", "2", "--replicas", "2", "--swap-space", "1GiB", "--prefix-store-size", "4GiB")
+SEVERAL = ("--replicas", "2", "--weights", "1GB", "--swap-space", "1GiB", "--prefix-store-size", "4GiB")
 CARD = ("--device", "80GB", "--overhead", "0", "--activations", "0")
 
 
@@ -192,6 +192,8 @@ def test_more_tokens_in_a_step_leave_less_for_the_pool(capsys, path):
         ("--kv-dtype int3", "invalid choice"),
         ("--json --for serve", "not allowed with"),
         ("--for serve --window 64", "leave it out, or lower --context"),
+        ("--tp 2 --swap-space 1GiB", "--swap-space with --tp 2: each rank would decide"),
+        ("--tp 2 --prefix-store somewhere", "--prefix-store with --tp 2"),
         ("--for serve --tp 2 --replicas 2", "does one of the two"),
         ("--for serve --prefix-store-size 1GiB", "add --prefix-store DIR"),
         ("--for serve --weights-dtype int4", "give the quantized checkpoint as MODEL"),

@@ -94,7 +94,8 @@ def _on(card: Card, case: Case) -> Case:
 
 
 def _degrees(case: Case) -> list[int]:
-    if not tp_plan(case.sizes.facts):
+    """More ranks than now; none for what ranks cannot do."""
+    if not tp_plan(case.sizes.facts) or case.choices.swap_space or case.choices.store_size:
         return []
     return [ranks for ranks in RANKS if ranks > case.choices.tp]
 

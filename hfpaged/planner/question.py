@@ -63,18 +63,27 @@ def _heard_or_seen(facts: ModelFacts) -> int | None:
 
 
 def choices_of(args: argparse.Namespace, machine: Machine) -> Choices:
-    """What was chosen, and the defaults of `hfpaged serve` for the rest."""
+    """What was chosen, and the defaults of `hfpaged serve` for the rest. Raises
+    InvalidConfigError for ranks with tiers.
+    """
+    store_size = _store_size(args)
+    if args.tp > 1 and (args.swap_space or store_size):
+        tier = "--swap-space" if args.swap_space else "--prefix-store"
+        raise InvalidConfigError(
+            f"{tier} with --tp {args.tp}: each rank would decide by its own measurements what comes back, and all must "
+            "compute the same tokens; leave one of the two out"
+        )
     share = SHARE_ON_CPU if machine.is_cpu else SHARE_ON_GPU
     return Choices(
         kv_format=args.kv_dtype, block_size=args.block_size, window=args.window, tp=args.tp,
         dtype=None if args.dtype == "auto" else args.dtype, weights_dtype=args.weights_dtype,
         token_budget=args.token_budget, replicas=args.replicas, swap_space=args.swap_space,
-        store_size=_store_size(args), utilization=args.utilization or share, pool=args.kv_cache_memory,
+        store_size=store_size, utilization=args.utilization or share, pool=args.kv_cache_memory,
     )  # fmt: skip
 
 
 def _store_size(args: argparse.Namespace) -> int:
-    """Raises InvalidConfigError for a size of nothing."""
+    """Bytes, 0 where no store was asked for."""
     if args.prefix_store is None and args.prefix_store_size is None:
         return 0
     return int(args.prefix_store_size or parse_bytes(DEFAULT_STORE_SIZE))
