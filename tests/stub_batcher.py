@@ -41,6 +41,8 @@ class StubBatcher(ContinuousBatcher):
     def __init__(self, name: str = "llama", **sizes) -> None:
         with mock.patch("hfpaged.engine.assembly.try_out"):
             super().__init__(tiny_models.shared(name), prepack=False, **{"max_step_stretch": None} | sizes)
+        if self.pool.swapping:
+            self._make_stores()
         self.forwards: list[tuple[int, int]] = []
         self.finals: dict[str, list[ev.RequestEvent]] = {}
         self.before_forward = lambda: None
@@ -62,6 +64,14 @@ class StubBatcher(ContinuousBatcher):
         logits = torch.zeros(len(chosen), tiny_models.VOCAB)
         logits[torch.arange(len(chosen)), torch.tensor(chosen, dtype=torch.int64)] = SURE
         return logits
+
+    def _make_stores(self):
+        """What is swapped lies somewhere, though nobody writes it: no forward does."""
+        like = torch.zeros(1, 1, 0, 2)
+        for group in self.pool.groups:
+            for place, layer in enumerate(group.layers):
+                self.pool.settle_size(layer, self.pool.storage.store(place, like, like, layer))
+        self.pool.reserve_all()
 
     def _note(self, event):
         if isinstance(event, FINAL):

@@ -75,13 +75,14 @@ class Batching(RuleBasedStateMachine):
         preemption=st.sampled_from(("least_computed", "last_come")),
         watermark=st.sampled_from((0.0, 0.01, 0.3)),
         shares=st.booleans(),
+        swaps=st.sampled_from((0, 500, 10**5)),
     )
-    def begin(self, name, block_size, num_tokens, seats, more_budget, policy, preemption, watermark, shares):
+    def begin(self, name, block_size, num_tokens, seats, more_budget, policy, preemption, watermark, shares, swaps):
         num_blocks = num_tokens // block_size * MODELS[name]
         self.batcher = StubBatcher(
             name, block_size=block_size, num_blocks=num_blocks, max_num_seqs=seats,
             max_num_batched_tokens=seats + more_budget, policy=policy, preemption=preemption, watermark=watermark,
-            prefix_sharing=shares,
+            prefix_sharing=shares, swap_space=swaps if shares else 0,
         )  # fmt: skip
         self.by_priority = policy == "priority"
         self.asked, self.waiting, self.foreign, self.final_outputs = {}, {}, [], Counter()

@@ -163,8 +163,8 @@ def test_each_row_knows_which_way_is_better():
     assert less == {
         "beam-memory", "waste", "python", "prefill-batch", "prefill-stream", "memory", "first-token", "no-match",
         "swapped", "http-first-token", "overhead", "overhead-256", "telemetry", "telemetry-no-sdk", "gap",
-        "int8-ppl-hqq", "int4-ppl-hqq", "int4-ppl-quanto", "int8-bytes-hqq", "int4-bytes-hqq", "int4-bytes-quanto", "http", "loop",
-        "between",
+        "int8-ppl-hqq", "int4-ppl-hqq", "int4-ppl-quanto", "int8-bytes-hqq", "int4-bytes-hqq", "int4-bytes-quanto",
+        "http", "loop", "between",
     }  # fmt: skip
 
 

@@ -170,7 +170,7 @@ TRIGGERS = {
         ),
         Case(
             missed(evicted=600, never_seen=400),
-            ("at an evicted block", "2.0 GiB -> 2.1 GiB"),
+            ("at an evicted block", "2.0 GiB -> 2.1 GiB", "come back from there (swap_space=, --swap-space)"),
         ),
         Case(missed(evicted=600) | {"kv_evicted_blocks_total": 9999}, ("pin what many share",)),
         Case(missed(149_000, differs=10), ("10 of 10 lookups",)),

@@ -90,6 +90,7 @@ def test_a_line_that_was_made_for_vllm_is_understood(monkeypatch):
 def test_bytes_of_the_pool_stand_above_a_share():
     assert command.sizes_of(parsed("--kv-cache-memory", "2GiB"))["memory"] == 2 << 30
     assert command.sizes_of(parsed("--no-prefix-caching"))["prefix_sharing"] is False
+    assert [command.sizes_of(parsed("--swap-space", size))["swap_space"] for size in ("4GiB", "0")] == [4 << 30, 0]
     assert command.sizes_of(parsed("--scheduling-policy", "priority"))["policy"] == "priority"
     assert command.options_of(parsed("--adapter", "a=x/y", "--adapter", "b=z")).adapters == {"a": "x/y", "b": "z"}
 
@@ -98,6 +99,7 @@ WRONG = {
     "--port": ["x", "-1", "70000"],
     "--block-size": ["12", "0", "x"],
     "--kv-cache-memory": ["much", "0", "-3"],
+    "--swap-space": ["much", "-1"],
     "--gpu-memory-utilization": ["0", "1.5", "x"],
     "--max-model-len": ["0", "x", "-5", "8q"],
     "--request-timeout": ["0", "x", "-1", "nan", "inf"],

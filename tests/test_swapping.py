@@ -15,6 +15,9 @@ from hfpaged import InvalidConfigError, KVPool
 from hfpaged.errors import OutOfBlocksError, WindowPassedError
 from hfpaged.kv_format import FORMATS
 from hfpaged.layer_groups import LayerGroup
+from hfpaged.live_pools import PoolCounts
+from hfpaged.telemetry.pool_readings import read_pool_counts, read_pools
+from hfpaged.telemetry.readings import Readings
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -186,6 +189,33 @@ def test_without_it_there_is_nothing():
     pool = KVPool(GROUP, block_size=4, kv_format=FORMATS["auto"], num_blocks=4)
     assert pool.swapping is None
     assert not pool.prefixes.index.watchers
+
+
+def test_metrics_count_what_was_swapped_only_where_something_is():
+    texts, without = SwappedTexts(6, 8), KVPool(GROUP, block_size=4, kv_format=FORMATS["auto"], num_blocks=4)
+    for seed in (1, 2, 3, 3, 2):
+        texts.run(text(22, seed))
+    readings = Readings()
+    for name, pool in (("with", texts.pool), ("without", without)):
+        read_pools(readings, [pool], name)
+        read_pool_counts(readings, {name: pool.counts})
+    numbers, counts = readings.models["with"].numbers, texts.counts
+    assert {key[1]: value for key, value in numbers.items() if key[0] == "hfpaged_kv_swapped_blocks_total"} == {
+        "out": counts.blocks_out, "kept": counts.blocks_kept, "in": counts.blocks_in, "dropped": counts.blocks_dropped
+    }  # fmt: skip
+    assert texts.pool.swapping.host.num_blocks == texts.pool.stats().blocks_swapped == 8
+    assert numbers["hfpaged_kv_restored_tokens_total",] == counts.tokens_in == 20
+    assert numbers["hfpaged_kv_swapped_bytes_total", "in"] == counts.blocks_in * 32 > 0
+    assert numbers["hfpaged_kv_swap_space_blocks", "used"] + numbers["hfpaged_kv_swap_space_blocks", "free"] == 8
+    assert not [key for key in readings.models["without"].numbers if "swap" in key[0] or "restore" in key[0]]
+    sums = PoolCounts()
+    sums.add(texts.pool.counts)
+    sums.add(texts.pool.counts)
+    assert sums.swaps.blocks_in == 2 * counts.blocks_in
+    stats = texts.pool.stats()
+    assert (stats.swapped_out, stats.swapped_in, stats.restored_tokens) == (
+        counts.blocks_out, counts.blocks_in, counts.tokens_in
+    )  # fmt: skip
 
 
 class Swapping(RuleBasedStateMachine):
