@@ -70,6 +70,7 @@ class BlockRows:
         self._timer = DeviceTimer(told)
         self._copies = DeviceCopies(self._timer)
         ends = [parts[-1].stop if parts else 0 for parts in self._parts]
+        self._bytes = [sum(part.nbytes for part in parts) for parts in self._parts]
         self.nbytes = _aligned(max(ends, default=0))  # of a row of any group
 
     def fits(self, groups: Many[LayerGroup], stores: Stores) -> bool:
@@ -87,7 +88,7 @@ class BlockRows:
 
     def bytes_of(self, group: int) -> int:
         """What is moved of a block of a layer group."""
-        return sum(part.nbytes for part in self._parts[group])
+        return self._bytes[group]
 
     def make(self, count: int) -> Tensor:
         """[count, bytes] uint8 with nothing in them yet. Raises RuntimeError or MemoryError where there is no room."""

@@ -34,7 +34,7 @@ from hfpaged.tensor_file import TensorSpec
 # Keys of a root that say where in this process something lies or hangs: blocks under a hook are never stored, those of
 # one device serve another one.
 _DEVICE, _HOOK = "device", "hook"
-_KNOWN_LINKS = 2**16
+_KNOWN_LINKS, _KNOWN_ADDRESSES = 2**16, 2**13
 
 Layers = tuple[tuple[int, LayerKind], ...]  # those of one layer group
 
@@ -91,6 +91,7 @@ class Addresses:
     def __init__(self, facts: StoreFacts) -> None:
         self._keys = facts.keys
         self._links: dict[bytes, _Link] = {}  # by the digest of a root or block
+        self._addresses: dict[bytes, BlockAddress] = {}  # by the digest of a block
 
     def behind(self, parent: PrefixBlock | Root, blocks: Iterable[array[int]]) -> Iterator[BlockAddress]:
         """Of blocks with these items that follow `parent`. None for a root whose blocks cannot be stored."""
@@ -103,8 +104,17 @@ class Addresses:
             yield BlockAddress(digest.hex(), keys, root.width, items, number)
 
     def of(self, entry: PrefixBlock) -> BlockAddress | None:
-        """That of a block, None for one that cannot be stored."""
-        return next(self.behind(entry.parent, [entry.items]), None)
+        """That of a block, None for one that cannot be stored. A block is asked for several times in a row: whether it
+        is there, what it takes, what is in it.
+        """
+        found = self._addresses.get(entry.digest)
+        if found is None or found.items != entry.items:
+            found = next(self.behind(entry.parent, [entry.items]), None)
+            if len(self._addresses) > _KNOWN_ADDRESSES:
+                self._addresses.clear()
+            if found is not None:
+                self._addresses[entry.digest] = found
+        return found
 
     def _link(self, node: PrefixBlock | Root) -> _Link:
         """The chain of blocks up to this node, hashed as its own digest is, without the device and with the facts."""
