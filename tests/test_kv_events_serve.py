@@ -86,7 +86,7 @@ def test_a_server_is_followed_and_its_metrics_tell_how_many_events(tmp_path):
         router.follow_until(lambda: plain)
         all_of_process = Figures(server.client.get("/metrics").text).by("hfpaged_kv_events_total", "event")
         figures = Figures(telemetry.metrics_text(batcher)).by("hfpaged_kv_events_total", "event")
-    assert all(all_of_process[event] >= count for event, count in figures.items())
+    assert all_of_process.keys() == figures.keys()
     assert figures["stored"] - figures["removed"] == len(plain)
     assert (figures["cleared"], figures["dropped"]) == (1, 0)
     batcher.close()
