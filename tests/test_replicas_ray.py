@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -148,6 +149,15 @@ def test_eight_system_prompts_hit_as_on_one_replica_and_much_more_than_in_turn(c
     assert near >= 1.5 * turn
     assert len(answered) == 2
     assert min(answered.values()) >= len(bodies) / 6
+
+
+def test_what_replicas_tell_is_enough_when_nothing_is_remembered_of_what_was_sent(cluster):
+    bodies = [{"messages": each, "max_tokens": 2} for each in system_prompts(8, each=2, seed=9)]
+    first = hits(cluster.client, bodies)
+    time.sleep(6)  # longer than a router's memory is here
+    again = hits(cluster.client, bodies)
+    assert again.rate > 0.9 > first.rate
+    assert len(again.answered) == 2
 
 
 def test_a_client_who_goes_is_noticed_in_the_replica(cluster):

@@ -20,6 +20,7 @@ MOST_CALLS = 100_000  # a replica's own queue says when it is full, in words of 
 LAST_SECONDS = 10.0  # beyond the time that requests get to end
 HEALTH_SECONDS = 5.0
 STATS_SECONDS = 1.0  # from one report of a replica's prefixes to the next
+MEMORY_SECONDS = 20.0  # what was sent to a replica counts so long before it tells of it
 MOST_STARTS = 3  # of replicas that fail as they load
 
 
@@ -54,5 +55,6 @@ def _number(settings: ReplicaSettings) -> dict[str, Any]:
 
 def _router() -> RequestRouterConfig:
     return RequestRouterConfig(
-        request_router_class="hfpaged.replicas.router.PrefixRouter", request_routing_stats_period_s=STATS_SECONDS
-    )
+        request_router_class="hfpaged.replicas.router.PrefixRouter", request_routing_stats_period_s=STATS_SECONDS,
+        request_router_kwargs={"memory_seconds": MEMORY_SECONDS},
+    )  # fmt: skip
