@@ -108,9 +108,11 @@ def test_a_tier_keeps_whole_blocks_and_pays_where_its_link_is_faster(capsys, lla
     assert host["pays"]
     assert host["gain"] == pytest.approx(weights / 3350e11 / (block / 16 / 51.2e9), rel=1e-3)
     assert disk["back_token_seconds"] == pytest.approx(block / 16 / 2e9)
+    (light,) = planned(capsys, llama_70b, *words[:4], "--weights-dtype", "int4")["tiers"]
+    assert light["computed_token_seconds"] == pytest.approx(host["computed_token_seconds"])
     out = run(capsys, llama_70b, *words, "--context", 2048)[1]
     assert "an estimate" in out
-    assert f"{host['blocks']:,} blocks, {host['tokens']:,} tokens (--swap-space)" in out
+    assert f"{host['blocks']:,} blocks, {host['tokens']:,} tokens (--swap-space), of each process" in out
 
 
 def test_a_small_model_is_computed_faster_than_a_disk_reads(capsys, tmp_path):

@@ -35,7 +35,7 @@ def show(found: Fit, ways: Sequence[WayOut]) -> None:
     if found.case.choices.replicas > 1:
         _section(console, f"What {found.case.choices.replicas} replicas have together", together(found))
     if below := tiers(found):
-        _section(console, "Tiers below the pool, of each process", tier_rows(below))
+        _section(console, "Tiers below the pool", tier_rows(below))
     console.print()
     for remark in words.remarks(found):
         console.print(Text(f"note: {remark}", style="yellow"))

@@ -39,7 +39,8 @@ def prefix_bytes(found: Fit) -> int:
 def tier_rows(below: Iterable[TierPlan]) -> Iterable[Row]:
     """Two of each: what it keeps, and whether that pays."""
     for tier in below:
-        kept = f"{tier.blocks:,} blocks, {tier.tokens:,} tokens ({tier.flag})"
+        whose = "of each process" if tier.flag == "--swap-space" else "of all services on a machine"
+        kept = f"{tier.blocks:,} blocks, {tier.tokens:,} tokens ({tier.flag}), {whose}"
         yield size_row(tier.name, tier.size, kept)
         word = "pays" if tier.pays else "does not pay"
         back, computed = lasting(tier.back), lasting(tier.computed)

@@ -6,7 +6,7 @@ link; computing it again takes two operations for each weight, as `cost_source.r
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -21,8 +21,9 @@ UNKNOWN_LINK, MEMORY_COPY, DISK = 16, 20, 2
 
 @dataclass(frozen=True)
 class TierPlan:
-    """`size` bytes of one process that keep `blocks` blocks, `tokens` tokens if no layer has a window. Seconds of one
-    token: `back` from the tier, `computed` by the model. `rate` is GB/s, and `origin` says whose number that is.
+    """`size` bytes, of one process or (on disk) of all on a machine, that keep `blocks` blocks, `tokens` tokens if no
+    layer has a window. Seconds of one token: `back` from the tier, `computed` by the model. `rate` is GB/s, of which
+    `origin` says whose number it is.
     """
 
     name: str
@@ -74,7 +75,10 @@ def _tier(found: Fit, name: str, flag: str, size: int, rate: float, origin: str)
     layout, cost = found.layout, roofline(found)
     blocks = size // layout.block_bytes
     tokens = blocks // len(layout.windows) * layout.block_size
-    return TierPlan(name, flag, size, blocks, tokens, rate, origin, cost.token_bytes / (rate * 1e9), cost.prefill)
+    # Weights that the plan quantizes are fewer bytes to read, and as many to multiply with.
+    plain = found.case.sizes.weights(replace(found.case.choices, weights_dtype=None)).bytes
+    computed = cost.prefill * plain / max(found.weights.bytes, 1)
+    return TierPlan(name, flag, size, blocks, tokens, rate, origin, cost.token_bytes / (rate * 1e9), computed)
 
 
 def _link(machine: Machine) -> tuple[float, str]:
