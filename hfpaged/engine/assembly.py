@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from hfpaged import compat
-from hfpaged.cache_pool import PoolSpec
 from hfpaged.config import format_bytes
 from hfpaged.engine.adapter_routing import AdapterRouter
 from hfpaged.engine.core import Engine
@@ -21,26 +18,24 @@ from hfpaged.engine.limits import Limits
 from hfpaged.engine.model_runner import ModelRunner
 from hfpaged.engine.pacing import Pace
 from hfpaged.engine.params import RequestParams
-from hfpaged.engine.piece import Piece
 from hfpaged.engine.preemption import POLICIES
 from hfpaged.engine.rank_support import check_ranks, check_runner, share_pool, shared_sizing
 from hfpaged.engine.request_sequences import describe_requests
 from hfpaged.engine.scheduler import Scheduler
 from hfpaged.engine.sequence_maker import SequenceMaker
 from hfpaged.engine.shadow_support import check_shadow
-from hfpaged.engine.sizing import Sizing, default_share, size_pool
+from hfpaged.engine.sizing import Sizing
+from hfpaged.engine.spare import longest_of, pool_spec, size_by_trial, spare_runner
 from hfpaged.engine.spec import EngineSpec
 from hfpaged.engine.swap_support import check_swapping, read_ahead, settle_store, told_store
-from hfpaged.engine.trial import refusing, try_out
+from hfpaged.engine.trial import try_out
 from hfpaged.errors import InvalidConfigError, RequestTooLongError
 from hfpaged.kv_pool import KVPool
-from hfpaged.live_pools import on_trial
 from hfpaged.packed_cache import PackedCache
 from hfpaged.prepack import is_prepacked, prepack, prepack_report, unprepack
 from hfpaged.prepack_gain import BATCH_ROWS
 from hfpaged.ranks import Ranks
 from hfpaged.spread import in_runs, input_device
-from hfpaged.tiers_spec import NO_TIERS, TiersSpec
 
 logger = logging.getLogger("hfpaged")
 
@@ -160,21 +155,21 @@ def _assemble(
     has_prepacked: bool, ranks: Ranks | None,
 ) -> Assembly:  # fmt: skip
     inner = compat.transformers_model(model)
-    sizing = _size_pool(model, spec) if pool is None and spec.num_blocks is None else None
+    sizing = size_by_trial(model, spec) if pool is None and spec.num_blocks is None else None
     sizing = shared_sizing(ranks, sizing, inner.device.type)
     memory = spec.memory if sizing is None else sizing.pool
     assert not isinstance(memory, float)
-    runner = ModelRunner(model, PackedCache(model, pool, _pool_spec(spec, memory, spec.num_blocks, spec.below)))
+    runner = ModelRunner(model, PackedCache(model, pool, pool_spec(spec, memory, spec.num_blocks, spec.below)))
     check_runner(ranks, runner)
     check_swapping(spec.below, runner)
-    try_out(runner, _spare_runner(model, spec))
-    runner.expect_length(_longest(model, spec))
+    try_out(runner, spare_runner(model, spec))
+    runner.expect_length(longest_of(model, spec))
     check_shadow(spec.shadow, runner)
     pool = runner.cache.pool
     share_pool(ranks, pool)
     pool.reserve_all()
     read_ahead(pool)
-    runner.graphs = make_graphs(runner, spec.cuda_graphs, spec.max_num_seqs, _longest(model, spec))
+    runner.graphs = make_graphs(runner, spec.cuda_graphs, spec.max_num_seqs, longest_of(model, spec))
     policy = POLICIES[spec.preemption] if isinstance(spec.preemption, str) else spec.preemption
     limits = Limits(spec.max_num_seqs, spec.max_num_batched_tokens, spec.watermark, runner.whole_prompts)
     scheduler = Scheduler(
@@ -183,14 +178,15 @@ def _assemble(
     )  # fmt: skip
     describe_requests(pool, scheduler)
     maker = SequenceMaker(inner, tokenizer, speculates=runner.can_speculate)
-    router = AdapterRouter(runner, lambda: _spare_runner(model, spec))
+    router = AdapterRouter(runner, lambda: spare_runner(model, spec))
     engine = Engine(
         inner, runner, router, scheduler, maker, Pace(spec.max_num_batched_tokens, spec.max_step_stretch),
         shares_prefixes=spec.prefix_sharing and runner.can_share,
     )  # fmt: skip
     vocab_size = inner.config.get_text_config(decoder=True).vocab_size
     assembly = Assembly(
-        engine, runner, router, scheduler, maker, spec, _longest(model, spec), vocab_size, has_prepacked, sizing, ranks
+        engine, runner, router, scheduler, maker, spec, longest_of(model, spec), vocab_size, has_prepacked, sizing,
+        ranks,
     )  # fmt: skip
     told = assembly.describe()
     logger.info(
@@ -207,48 +203,3 @@ def _prepack(model: nn.Module, wanted: bool | None) -> bool:
     if (is_on_cpu if wanted is None else wanted) and not is_prepacked(model):
         return prepack(model, BATCH_ROWS).layers > 0
     return False
-
-
-def _pool_spec(
-    spec: EngineSpec, memory: int | str | None, num_blocks: int | None, below: TiersSpec = NO_TIERS
-) -> PoolSpec:  # fmt: skip
-    return PoolSpec(spec.block_size, memory, num_blocks, spec.kv_dtype, spec.kv_scales, spec.debug, below)
-
-
-def _spare_runner(model: nn.Module, spec: EngineSpec) -> ModelRunner:
-    """To try something out, with more blocks than that will need: storage grows as it is used."""
-    with on_trial():
-        return ModelRunner(model, PackedCache(model, None, _pool_spec(spec, None, num_blocks=10**6)))
-
-
-def _size_pool(model: nn.Module, spec: EngineSpec) -> Sizing | None:
-    """What the pool may take of the device; None where its bytes are given."""
-    if isinstance(spec.memory, (int, str)):
-        return None
-    runner = _spare_runner(model, spec)
-    cache = runner.cache
-
-    def forward(count: int) -> Mapping[torch.device, int]:
-        manager = cache.pool.manager
-        piece = Piece(manager.create(), 0, [0] * count, 1)
-        try:
-            with refusing(runner):
-                runner.forward([piece])
-            return cache.state_bytes(piece.blocks)
-        finally:
-            manager.free(piece.blocks)
-
-    def share(device: torch.device) -> float:
-        return default_share(device) if spec.memory is None else float(spec.memory)
-
-    longest = _longest(model, spec) or spec.max_num_batched_tokens
-    tokens = min(spec.max_num_batched_tokens, longest)
-    return size_pool(
-        share, lambda: cache.pool.storage.block_bytes_by_device or {runner.device: 0}, forward, tokens,
-        spec.max_num_seqs,
-    )  # fmt: skip
-
-
-def _longest(model: nn.Module, spec: EngineSpec) -> int | None:
-    text = compat.transformers_model(model).config.get_text_config(decoder=True)
-    return spec.max_model_len or getattr(text, "max_position_embeddings", None)
