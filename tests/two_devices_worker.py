@@ -17,6 +17,7 @@ import hfpaged
 from hfpaged import ContinuousBatcher, attention, pool_size
 from hfpaged.compat import cache_argument
 from hfpaged.engine import sizing
+from hfpaged.restore_costs import RestoreCosts
 
 CACHE = cache_argument()
 NEAR, FAR = torch.device("cpu"), torch.device(second_device.NAME, 0)
@@ -105,6 +106,23 @@ def check_batcher(name, plain, model):
                     assert batched(second) == wanted, order
 
 
+def check_swapping(plain, model):
+    """Two prompts that evict each other come back to the devices on which they lay."""
+    prompts = [list(range(3, 60)), list(range(60, 3, -1))]
+    settings = {"max_new_tokens": 6, "do_sample": False}
+    with ContinuousBatcher(plain, num_blocks=200, prepack=False) as batcher:
+        wanted = [output.token_ids for output in batcher.generate(prompts, **settings)]
+    RestoreCosts.pays = lambda self, tokens, nbytes: True
+    blocks = 5 * len(batcher.pool.groups)
+    with ContinuousBatcher(model, num_blocks=blocks, swap_space="1MiB", max_num_seqs=1, prepack=False) as batcher:
+        for number in (0, 1, 0, 1, 0):
+            (output,) = batcher.generate(prompts[number], **settings)
+            assert output.token_ids == wanted[number]
+            batcher.pool.check_integrity()
+        assert output.num_cached_tokens >= 48
+        assert batcher.pool.stats().restored_tokens >= 48
+
+
 def check_copies(batcher):
     names = [batcher.add_request(prompt, max_new_tokens=4, do_sample=False) for prompt in PROMPTS]
     for _ in range(3):
@@ -150,5 +168,6 @@ assert generate(model, DynamicCache(config=model.config)) == wanted[0]
 check_tokens(model, wanted)
 check_crossings(model)
 check_batcher(name, plain, model)
+check_swapping(plain, model)
 check_sizes(model)
 print("same tokens")
