@@ -8,8 +8,10 @@ import torch
 from family_models import build
 from sharing import assert_generates_the_same, generate, own, padded, random_tokens
 
-from hfpaged import ContinuousBatcher, InvalidConfigError, PagedCache, unpatch
+from hfpaged import ContinuousBatcher, InvalidConfigError, PagedCache, cache_pool, unpatch
 from hfpaged.engine import events as ev
+from hfpaged.engine.admitter import Admitter
+from hfpaged.ranks import Ranks
 from hfpaged.restore_costs import RestoreCosts
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -117,7 +119,16 @@ def test_explanations_tell_what_lies_in_host_memory():
     unpatch(model)
 
 
-def test_a_batcher_brings_back_prompts_and_preempted_requests(model):
+def test_a_batcher_brings_back_prompts_and_preempted_requests(model, monkeypatch):
+    came_back, begin = [], Admitter.begin
+
+    def watched(self, seq, match=None):
+        found = begin(self, seq, match)
+        if seq.request.preemptions and match is not None:
+            came_back.append(found.length(4) - match.length(4))
+        return found
+
+    monkeypatch.setattr(Admitter, "begin", watched)
     blocks = {"llama": 36, "mistral": 24, "gpt_oss": 56}[model.config.model_type]
     settings = {"max_new_tokens": 16, "do_sample": False}
     wanted = [generate(model, own(model), [p], new=16).sequences[0, len(p) :].tolist() for p in PROMPTS]
@@ -137,12 +148,14 @@ def test_a_batcher_brings_back_prompts_and_preempted_requests(model):
         assert stats.swapped_in > 0
         assert stats.restored_tokens > 0
         assert all(output.num_cached_tokens for output in outputs)
-        assert preempted or model.config.model_type != "llama", "the pool was too large for this test"
+        if model.config.model_type == "llama":  # the others need fewer blocks than are there
+            assert preempted
+            assert max(came_back) > 0
         assert batcher.pool.swapping.costs.bytes_per_second("host") > 0
         assert batcher.describe()["swap_bytes"] == 2**20
 
 
-def test_refusals_say_why():
+def test_refusals_say_why(monkeypatch):
     model = tiny_models.shared("llama")
     with pytest.raises(InvalidConfigError, match="prefix_sharing=False none is known"):
         ContinuousBatcher(model, num_blocks=20, swap_space="1MiB", prefix_sharing=False)
@@ -152,6 +165,9 @@ def test_refusals_say_why():
         PagedCache(model, num_blocks=20, swap_space="900TiB")
     with pytest.raises(InvalidConfigError, match="hold no block"):
         generate(model, PagedCache(model, num_blocks=20, swap_space=8), [PROMPTS[0]])
+    monkeypatch.setattr(cache_pool, "ranks_of", lambda model: Ranks(0, 2, None))
+    with pytest.raises(InvalidConfigError, match="several processes compute this model"):
+        PagedCache(model, num_blocks=20, swap_space="1MiB")
     unpatch(model)
 
 
