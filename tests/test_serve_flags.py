@@ -11,6 +11,7 @@ import pytest
 
 import hfpaged.serve
 from hfpaged import ContinuousBatcher, cli
+from hfpaged.config import parse_bytes
 from hfpaged.errors import InvalidConfigError
 from hfpaged.serve import ServeOptions, command, flag_types, start_report
 
@@ -57,7 +58,7 @@ def test_the_issue_finds_all_its_flags():
         "scheduling-policy request-timeout window sinks adapter metrics-compat otlp-endpoint log-level "
         "log-json shutdown-timeout send-timeout max-request-bytes record-prompts shadow record "
         "replicas min-replicas max-replicas address num-gpus-per-replica num-cpus-per-replica app-name route-prefix "
-        "swap-space tp tensor-parallel-size "
+        "swap-space prefix-store prefix-store-size tp tensor-parallel-size "
         "kv-events-endpoint kv-events-replay-endpoint kv-events-topic kv-events-salted kv-events-config"
     )
     there = {name for flag in flags() for name in flag.option_strings}
@@ -68,7 +69,8 @@ def test_the_defaults_are_those_of_the_classes_behind():
     args = parsed()
     assert command.options_of(args) == ServeOptions()
     defaults = {name: p.default for name, p in inspect.signature(ContinuousBatcher).parameters.items()}
-    changed = {"max_num_queued_requests": 1024}  # a server must not queue without end
+    # A server must not queue without end, and flags are read as bytes.
+    changed = {"max_num_queued_requests": 1024, "prefix_store_size": parse_bytes(defaults["prefix_store_size"])}
     assert command.sizes_of(args) == {name: (defaults | changed)[name] for name in command.sizes_of(args)}
 
 
@@ -203,6 +205,6 @@ def test_shadowing_a_native_cache_is_refused_before_a_model_is_loaded(capsys):
 def test_the_start_tells_of_shadow_decoding_where_it_is_on():
     told = dict.fromkeys(("weights_bytes", "pool_bytes", "num_blocks", "block_size", "pool_tokens", "max_num_seqs"), 1)
     told |= {"activation_peak_bytes": None, "kv_format": "int8", "max_model_len": None, "requests_of_max_length": None}
-    told |= {"ranks": 1, "tenants": 0, "kv_events": None, "url": "http://127.0.0.1:1"}
+    told |= {"swap_bytes": 0, "prefix_store": None, "ranks": 1, "tenants": 0, "kv_events": None, "url": "http://127.0.0.1:1"}
     assert ("shadow decoding", "1 % of the requests") in start_report._rows(told | {"shadow": 0.01})
     assert "shadow decoding" not in dict(start_report._rows(told | {"shadow": 0.0}))
