@@ -58,9 +58,9 @@ def random_prompts(count, length=18, seed=0):
     return torch.randint(3, tiny_models.VOCAB, (count, length), generator=generator).tolist()
 
 
-def run_everything(model):
+def run_everything(model, folder):
     """All that a metric could be about happens; what must stay alive meanwhile."""
-    batcher = batcher_of(model, **SCARCE)
+    batcher = batcher_of(model, **SCARCE, swap_space="1MiB", prefix_store=folder)
     with kv_events.publish(batcher, "tcp://127.0.0.1:*"):
         batcher.generate(random_prompts(6, 10), max_new_tokens=24, do_sample=False)
     assert batcher.tally.sums.numbers["hfpaged_preemptions_total",]
@@ -77,8 +77,8 @@ def run_everything(model):
     return batcher, cache, shadowed
 
 
-def test_a_scrape_has_all_metrics_of_the_catalog_and_no_other(registry, model):
-    alive = run_everything(model)
+def test_a_scrape_has_all_metrics_of_the_catalog_and_no_other(registry, model, tmp_path):
+    alive = run_everything(model, tmp_path)
     figures = scraped(registry, model)
     kinds = {"info": "gauge"}
     assert figures.types == {
@@ -98,8 +98,8 @@ def test_a_scrape_has_all_metrics_of_the_catalog_and_no_other(registry, model):
     shutil.which("promtool") is None,
     reason="promtool is not there: apt-get install -y --no-install-recommends prometheus",
 )
-def test_promtool_finds_nothing_wrong_with_a_scrape(registry, model):
-    alive = run_everything(model)
+def test_promtool_finds_nothing_wrong_with_a_scrape(registry, model, tmp_path):
+    alive = run_everything(model, tmp_path)
     text = generate_latest(registry)
     checked = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, timeout=60)
     assert (checked.returncode, checked.stdout, checked.stderr) == (0, b"", b"")
@@ -162,19 +162,19 @@ def test_batchers_on_one_pool_count_its_blocks_once(registry, model):
     assert scraped(registry, model)("hfpaged_kv_blocks") == 40
 
 
-def test_no_counter_goes_back_when_batchers_and_pools_are_dropped(registry, model):
+def test_no_counter_goes_back_when_batchers_and_pools_are_dropped(registry, model, tmp_path):
     def counters():
         found = scraped(registry, model)
         counting = {metric.name for metric in METRICS if metric.kind == "counter"}
         ends = ("_count", "_sum", "_bucket")  # of histograms
         return {key: n for key, n in found.samples.items() if key[0] in counting or key[0].endswith(ends)}
 
-    before, alive = {}, run_everything(model)
+    before, alive = {}, run_everything(model, tmp_path)
     for dropping in ("nothing", "the batcher", "all", "all"):
         if dropping == "the batcher":
             alive = alive[1:]
         elif dropping == "all":
-            alive = run_everything(model) if alive is None else None
+            alive = run_everything(model, tmp_path) if alive is None else None
         gc.collect()
         now = counters()
         assert before.keys() <= now.keys()
