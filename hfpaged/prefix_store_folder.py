@@ -42,7 +42,7 @@ class StoreFolder:
     """
 
     def __init__(self, path: str | os.PathLike[str], limit: int, clock: Callable[[], float] = time.time) -> None:
-        self.path, self.limit = Path(path).expanduser(), limit
+        self.path, self.limit = Path(path).expanduser().absolute(), limit
         self.num_removed = 0  # to make room
         self.num_files = self.num_bytes = 0  # at the last look, with what was written since
         self._clock = clock

@@ -12,6 +12,7 @@ from served import wait_until
 from test_serve_stopping import PATIENCE, byte_level, command, tiny_model
 
 from hfpaged import cli
+from hfpaged.serve import flag_types
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -86,6 +87,13 @@ def test_one_begins_with_what_another_computed_that_runs_on_was_killed_or_stoppe
     assert re.search(r'^hfpaged_prefix_store_blocks_total{.*event="read".*} [1-9]', metrics, re.MULTILINE)
     assert "hfpaged_prefix_store_used_bytes" in metrics
     assert path.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_directory_is_named_as_processes_that_work_elsewhere_find_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert flag_types.folder("kv") == str(tmp_path / "kv")
+    assert flag_types.folder("~/kv") == str(tmp_path / "home" / "kv")
 
 
 def test_a_directory_that_cannot_be_used_is_said_before_the_model_is_loaded(folder, tmp_path, capsys):

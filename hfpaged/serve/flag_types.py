@@ -91,6 +91,11 @@ def size_or_none(text: str) -> int:
     return 0 if text.strip() == "0" else size(text)
 
 
+def folder(text: str) -> str:
+    """A directory, by the path that other processes, which work elsewhere, find it under as well."""
+    return str(Path(text).expanduser().absolute())
+
+
 def block_size(text: str) -> int:
     """A power of two."""
     try:

@@ -115,7 +115,7 @@ def _memory(group: argparse._ArgumentGroup) -> None:
          "a directory for prefixes that this service and others on this machine compute with the same model: each "
          "begins with what the others have written, also after a restart",
          "none: prefixes are gone with the process. Token ids stand there in clear, readable by this user alone",
-         metavar="DIR")  # fmt: skip
+         type=types.folder, metavar="DIR")  # fmt: skip
     _add(group, "--prefix-store-size",
          "what the files there may take; the least recently used ones make room",
          f"{DEFAULT_STORE_SIZE}: 80,000 tokens of a model like Llama 3.1 8B",
