@@ -200,9 +200,13 @@ def test_more_replicas_are_asked_for_while_requests_queue(cluster):
     """A third one finds no CPU here: that it is asked for is what is seen."""
     waiting = [{"prompt": f"Queue {number}", "max_tokens": 100, "ignore_eos": True} for number in range(40)]
     with ThreadPoolExecutor(20) as threads:
-        while not cluster.driver.has_said(r"replicas: .*\b1 starting"):
+        for _ in range(100):
+            if cluster.driver.has_said(r"replicas: .*\b1 starting"):
+                break
             for answer in threads.map(lambda body: cluster.client.post("/v1/completions", json=body), waiting):
                 assert answer.status_code == 200
+        else:
+            pytest.fail("4,000 requests, 20 at a time where 8 can run, and no more replicas were asked for")
 
 
 def test_when_a_node_is_killed_nothing_is_lost_that_had_not_begun_and_the_rest_ends_with_an_error(cluster):

@@ -22,6 +22,7 @@ logger = logging.getLogger("hfpaged")
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 LOOK_SECONDS = 5.0  # from one look whether the application is there to the next
 WAIT_SECONDS = 0.1
+DELETING_SECONDS = 8.0
 LAST_SECONDS = 10.0  # beyond the time that requests get
 
 
@@ -80,6 +81,16 @@ class Ending:
         self._signals += 1
         if not self._is_waiting:
             raise KeyboardInterrupt
+
+
+def delete(app_name: str) -> None:
+    """Take an application whose requests have ended from its cluster. Ray Serve does it, and is waited for as long as
+    replicas take to close: one that finds no place and was never started takes as long as its requests would get.
+    """
+    serve.delete(app_name, _blocking=False)
+    end = time.monotonic() + DELETING_SECONDS
+    while app_name in serve.status().applications and time.monotonic() < end:
+        time.sleep(WAIT_SECONDS)
 
 
 def _tell_all(replicas: Any, method: str, seconds: float) -> None:

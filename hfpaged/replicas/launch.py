@@ -15,7 +15,7 @@ from rich.console import Console
 from hfpaged.errors import InvalidConfigError
 from hfpaged.replicas import cluster
 from hfpaged.replicas.deployment import REPLICA, application
-from hfpaged.replicas.ending import Ending
+from hfpaged.replicas.ending import Ending, delete
 from hfpaged.replicas.recipe import Recipe
 from hfpaged.replicas.settings import ReplicaSettings
 from hfpaged.replicas.worker_lines import as_json_lines
@@ -59,7 +59,7 @@ def run(recipe: Recipe, settings: ReplicaSettings, host: str, port: int) -> int:
                 ending.wait(settings.app_name, handle, recipe.options.shutdown_timeout)
             finally:
                 with suppress(RayError, RayServeException):
-                    serve.delete(settings.app_name)
+                    delete(settings.app_name)
         logger.info("stopped: no request is left")
     return 0
 
