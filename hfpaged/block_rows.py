@@ -103,7 +103,8 @@ class BlockRows:
                 continue
             for part in parts:
                 with part.store.open(part.name) as data:
-                    _words(rows, part)[places] = _taken(data, blocks, part)
+                    if len(data):
+                        _words(rows, part)[places] = _taken(data, _within(blocks, len(data)), part)
 
     def put(self, group: int, rows: Tensor, places: Many[int], blocks: Many[int]) -> None:
         """Copy `rows[places]` into `blocks`, which there must be room for. What is computed next sees it."""
@@ -127,6 +128,13 @@ class BlockRows:
     def _by_device(self, group: int) -> Iterator[tuple[torch.device, list[RowPart]]]:
         for device, parts in groupby(self._parts[group], key=lambda part: part.store.key.device):
             yield device, list(parts)
+
+
+def _within(blocks: Many[int], count: int) -> Many[int]:
+    """Where layers keep several kinds of keys, a block may lie beyond the `count` blocks of a kind that it is not of;
+    what is taken from there is nobody's, and any block will do.
+    """
+    return blocks if max(blocks, default=0) < count else [min(block, count - 1) for block in blocks]
 
 
 def _lay_out(group: LayerGroup, stores: Stores) -> list[RowPart]:

@@ -36,7 +36,11 @@ class DeviceCopies:
             staged = torch.empty(len(chosen), stop - start, dtype=torch.uint8, device=device)
             for part in parts:
                 with part.store.open(part.name) as data:
-                    gathered = _flat_words(data, part).index_select(0, chosen)
+                    if not len(data):
+                        continue
+                    # Of a kind of keys that these blocks are not of there may be fewer, see `BlockRows.take`.
+                    there = chosen if max(blocks[few]) < len(data) else chosen.clamp(max=len(data) - 1)
+                    gathered = _flat_words(data, part).index_select(0, there)
                 staged[:, part.start - start : part.stop - start] = gathered.view(torch.uint8)
             stream.wait_stream(torch.cuda.current_stream(device))
             staged.record_stream(stream)

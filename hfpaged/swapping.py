@@ -64,7 +64,9 @@ class Swapping:
         return self.host.size if self.host else 0
 
     def add(self, lower: Tier) -> None:
-        """Let what has no room here go there. Raises InvalidConfigError where there is one already."""
+        """Let what has no room here go there. Raises InvalidConfigError where there is one already, or other ranks."""
+        if self._pool.ranks is not None:
+            raise InvalidConfigError(f"a pool of {self._pool.ranks} has no tiers: each would decide what comes back")
         if self.lower is not None:
             raise InvalidConfigError(f"this pool has {self.lower} below it already; a pool has at most one tier there")
         self.lower = lower
@@ -78,9 +80,9 @@ class Swapping:
             return
         evicted = Evicted(entry, group, block)
         if self.host is not None:
-            place = self.host.place(entry, group)
-            if place != PENDING:
-                self.host.renew(place)
+            if (place := (entry.below or {}).get(group)) is not None:
+                if place != PENDING:  # which was evicted before in this very change, and lies there still
+                    self.host.renew(place)
                 self.counts.blocks_kept += 1
                 return
             self._marked.append(evicted)  # so that the index does not forget it meanwhile

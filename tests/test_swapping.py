@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from array import array
 
 import hypothesis.strategies as st
 import pytest
@@ -165,6 +166,40 @@ def test_a_pool_with_new_layers_begins_anew_below():
     texts.pool.settle_size(0, texts.pool.storage.store(0, like, like, 0))
     assert texts.run(text(22)) == 0
     assert texts.pool.swapping.host.num_blocks <= 6
+    texts.check()
+
+
+def test_a_few_keys_of_another_kind_do_no_harm_to_what_is_evicted():
+    texts = SwappedTexts(6, 100)
+    texts.run(text(6))
+    import torch
+
+    like = torch.zeros(1, 1, 0, 1, dtype=torch.float64)
+    other = texts.pool.storage.store(0, like, like, 0)
+    texts.pool.settle_size(0, other)
+    for room in (0, 2):  # less than the others have, whose blocks are evicted now
+        other.reserve(room, 6)
+        texts.run(text(22, 1 + room))
+        texts.run(text(22, 2 + room))
+        assert texts.run(text(22, 1 + room)) == 20
+    texts.check()
+    assert not texts.pool.swapping.has_failed
+
+
+def test_a_block_that_is_evicted_twice_in_one_change_lies_below_once():
+    texts = SwappedTexts(6, 100, max_cached=0)
+    first, _ = texts.start(text(4))
+    with texts.pool.changing() as manager:
+        manager.free(first)
+        again = manager.create()
+        manager.grow([(again, 4)])
+        (block,) = again.tables[0].blocks
+        texts.pool.prefixes.index.publish(texts.roots[first], array("q", text(4)), [block])
+        texts.pool.blocks.publish(block)
+        manager.free(again)
+    del texts.texts[first]
+    assert texts.pool.swapping.host.num_blocks == 1
+    assert texts.run(text(6)) == 4
     texts.check()
 
 
