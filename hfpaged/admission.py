@@ -173,7 +173,7 @@ class Prompts:
     def _fetch(self, manager: BlockManager, row: int, limit: int) -> Match:
         """Let what is known of a row, and held, be more by what comes back from below the pool."""
         prefixes, items = self._pool.prefixes, self.items[row]
-        with prefixes.fetched(self._root, items, limit, self.matches[row]) as match:
+        with prefixes.fetched(self._root, items, limit) as match:  # the rows before may have brought back some of it
             manager.trim(self._known[row], 0)
             prefixes.attach(self._known[row], self._root, items, match)
         return match

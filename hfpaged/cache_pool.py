@@ -86,6 +86,11 @@ def pool_for(
         if spec.below.prefix_store is not None:
             add_prefix_store(pool, spec.below.prefix_store, spec.below.prefix_store_size)
         return pool
+    if ranks is not None and pool.swapping is not None:
+        raise InvalidConfigError(
+            f"pool= has host memory or a prefix store below it, and this is {ranks} of a model: each would decide by "
+            "its own measurements what comes back, and they must all compute the same tokens; leave pool= out"
+        )
     if pool.is_of_several_ranks:
         raise InvalidConfigError(
             "pool= is that of a batcher whose model several ranks compute together, and another cache would put other "

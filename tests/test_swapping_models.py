@@ -155,6 +155,30 @@ def test_a_batcher_brings_back_prompts_and_preempted_requests(model, monkeypatch
         assert batcher.describe()["swap_bytes"] == 2**20
 
 
+def test_all_rows_begin_with_what_came_back_for_the_first_of_them():
+    model, common = tiny_models.shared("llama"), random_tokens(40, 1)
+    pool = pool_of(model, num_blocks=40)
+    for prompt in (common, *(random_tokens(80, seed) for seed in range(5, 9))):
+        generate(model, PagedCache(model, pool=pool), [prompt])
+    cache = PagedCache(model, pool=pool)
+    generate(model, cache, padded(*(common + random_tokens(6, seed) for seed in (10, 11, 12))))
+    assert [report.hit_tokens for report in cache.explain_last()] == [40, 40, 40]
+    assert pool.stats().restored_tokens == 40  # and each block once
+    unpatch(model)
+
+
+def test_a_rank_has_no_tiers_that_came_with_a_pool(monkeypatch):
+    model = tiny_models.shared("llama")
+    with_tier, plain = pool_of(model), pool_of(model, swap_space=0)
+    monkeypatch.setattr(cache_pool, "ranks_of", lambda model: Ranks(1, 2, None))
+    with pytest.raises(InvalidConfigError, match=r"rank 1 of 2 of a model: each would decide"):
+        PagedCache(model, pool=with_tier)
+    plain.ranks = Ranks(1, 2, None)
+    with pytest.raises(InvalidConfigError, match="a pool of rank 1 of 2 has no tiers"):
+        plain.add_tier(None)
+    unpatch(model)
+
+
 def test_refusals_say_why(monkeypatch):
     model = tiny_models.shared("llama")
     with pytest.raises(InvalidConfigError, match="prefix_sharing=False none is known"):
