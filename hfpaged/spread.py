@@ -26,12 +26,13 @@ def input_device(model: nn.Module) -> torch.device:
 
 
 def layer_device(model: nn.Module, layer: int) -> torch.device | None:
-    """Where layer number `layer` makes its keys; None where that cannot be told before its first one."""
-    for module in model.modules():
-        if getattr(module, "layer_idx", None) == layer:
-            devices = {_computes_on(part, tensor) for part in module.modules() for _, tensor in _parameters(part)}
-            return devices.pop() if len(devices) == 1 else None
-    return None
+    """Where layer number `layer` makes its keys; None where that cannot be told before its first one: the layers of a
+    vision tower have such numbers too.
+    """
+    layers = [module for module in model.modules() if getattr(module, "layer_idx", None) == layer]
+    parts = {part for module in layers for part in module.modules()}
+    devices = {_computes_on(part, tensor) for part in parts for _, tensor in _parameters(part)}
+    return devices.pop() if len(devices) == 1 else None
 
 
 def has_hooks(model: nn.Module) -> bool:

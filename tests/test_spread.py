@@ -146,6 +146,18 @@ def test_an_offloaded_model_has_the_fingerprint_of_the_plain_one(name, spread, t
     assert fingerprint(model) == before
 
 
+def test_the_device_of_a_layer_is_not_guessed_where_a_vision_tower_has_its_number_too():
+    model = torch.nn.Module()
+    for name, device in (("vision", "meta"), ("text", "cpu")):
+        layer = torch.nn.Linear(2, 2, device=device)
+        layer.layer_idx = 0
+        model.add_module(name, layer)
+    assert layer_device(model, 0) is None
+    model.vision.layer_idx = 1
+    assert layer_device(model, 0) == torch.device("cpu")
+    assert layer_device(model, 2) is None
+
+
 def test_offloaded_weights_that_change_are_seen(tmp_path):
     model = accelerate.cpu_offload(tiny_models.make("llama"), "cpu")
     before, layer = fingerprint(model), model.model.layers[0].mlp.up_proj
