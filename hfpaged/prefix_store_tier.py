@@ -122,7 +122,7 @@ class StoreTier:
         """See BlockWatcher: a block was published."""
         address = self._addresses.of(entry)
         if address is not None:
-            self._used[entry.digest] = time.monotonic()
+            self._note_used(entry, time.monotonic())
             self.writer.publish(Published(entry, group, address))
 
     def removed(self, entry: PrefixBlock, group: int, block: int) -> None:
@@ -142,8 +142,6 @@ class StoreTier:
     def used(self, entries: Iterable[PrefixBlock]) -> None:
         """See Tier: they must stay in the store as long as they are wanted here."""
         now = time.monotonic()
-        if len(self._used) > _MOST_KNOWN:
-            self._used.clear()
         for entry in entries:
             if now - self._used.get(entry.digest, -_USED_SECONDS) >= _USED_SECONDS:
                 for group, block in enumerate(entry.blocks):
@@ -169,6 +167,11 @@ class StoreTier:
 
     def check_integrity(self) -> None:
         """See Tier: there is nothing that two places say."""
+
+    def _note_used(self, entry: PrefixBlock, now: float) -> None:
+        if len(self._used) >= _MOST_KNOWN:
+            self._used.clear()
+        self._used[entry.digest] = now
 
     def _can_read(self, address: BlockAddress, group: int) -> bool:
         if self.reader.is_staged(address, group):
