@@ -50,10 +50,10 @@ class Restoring:
         """What is known when what pays has come back. The empty table `holder` keeps its blocks from eviction."""
         for block in self._reach.blocks:
             holder.hold(block)
-        plan = self._plan(match, counts=True)
-        if plan is None:
-            return match
         try:
+            plan = self._plan(match, counts=True)
+            if plan is None:
+                return match
             self._restore(plan, holder)
         except (RuntimeError, MemoryError):
             if not self._swapping.has_failed:

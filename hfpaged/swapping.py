@@ -110,9 +110,9 @@ class Swapping:
         pool = self._pool
         if self._rows is None or not self._rows.fits(pool.groups, pool.layer_stores):
             rows = BlockRows(pool.groups, pool.layer_stores, self._put_back)
+            self._rows, self._staged = rows, None  # first: where there is no host memory, what is below it is used
             if self.host is not None:
                 self.host.open(rows)
-            self._rows, self._staged = rows, None
         return self._rows
 
     def staged(self) -> Tensor:

@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from swapped_texts import FakeTier, SwappedTexts
 
 from hfpaged import InvalidConfigError, KVPool
+from hfpaged.block_rows import BlockRows
 from hfpaged.errors import OutOfBlocksError, WindowPassedError
 from hfpaged.kv_format import FORMATS
 from hfpaged.layer_groups import LayerGroup
@@ -21,6 +22,13 @@ from hfpaged.telemetry.pool_readings import read_pool_counts, read_pools
 from hfpaged.telemetry.readings import Readings
 
 pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+make = BlockRows.make
+
+
+def refuse():
+    raise RuntimeError("no memory")
 
 
 def text(length, seed=0):
@@ -105,6 +113,22 @@ def test_another_pool_finds_what_the_tier_below_holds():
     first.run(text(22, 1))
     assert second.run(text(30)) == 20
     second.check()
+
+
+def test_where_host_memory_is_not_to_be_had_no_prompt_fails_and_files_are_read(monkeypatch):
+    tier = FakeTier()
+    first, second = SwappedTexts(6, 0), SwappedTexts(20, 100)
+    for texts in (first, second):
+        texts.pool.add_tier(tier)
+    first.run(text(22))
+    first.run(text(22, 1))
+    monkeypatch.setattr(BlockRows, "make", lambda rows, count: refuse() if count == 100 else make(rows, count))
+    assert second.run(text(22)) == 0  # when it is found out
+    assert second.run(text(30)[:21]) == 20
+    assert second.run(text(22)) == 20
+    second.check()
+    with pytest.raises(InvalidConfigError, match="are not to be had"):
+        SwappedTexts(20, 100).pool.reserve_all()
 
 
 def test_what_cannot_be_read_is_computed():
