@@ -58,9 +58,8 @@ class KVPool:
     ) -> None:
         check_layers(kv_format, (layer for group in groups for layer in group.layers))
         size, swap_size = check_size(memory, num_blocks, len(groups)), check_swap_space(swap_space)
-        self.groups = groups
+        self.groups, self.kv_format = groups, kv_format
         self.block_size = check_block_size(block_size)
-        self.kv_format = kv_format
         self.storage = KVStorage(block_size, kv_format, scales)
         self.residuals = Residuals() if any(each.has_residuals for each in kv_format.all) else None
         self._memory = PoolMemory(memory, num_blocks)
@@ -159,8 +158,8 @@ class KVPool:
             self.swapping.add(tier)
 
     def __repr__(self) -> str:
-        ranks = f", {self.ranks}" if self.ranks else ""
-        return f"KVPool({self.blocks.num_used} of {self.num_blocks} blocks of {self.block_size} tokens used{ranks})"
+        used = f"{self.blocks.num_used} of {self.num_blocks} blocks of {self.block_size} tokens used"
+        return f"KVPool({used}, {self.ranks})" if self.ranks else f"KVPool({used})"
 
     def stats(self) -> CacheStats:
         """A snapshot. `tokens` counts a token that several sequences share once."""
@@ -224,9 +223,8 @@ class KVPool:
         """Take the memory of all blocks now, so that no step waits while what is stored is copied to a larger place.
         Raises RuntimeError where the device has not so much.
         """
-        for stores in self.layer_stores.values():
-            for store in stores:
-                store.reserve(self.num_blocks, self.num_blocks)
+        for store in [each for stores in self.layer_stores.values() for each in stores]:
+            store.reserve(self.num_blocks, self.num_blocks)
         if self.swapping:
             self.swapping.reserve()
 

@@ -26,10 +26,6 @@ ROOT = Path(__file__).parent.parent
 NOT_SHOWN: dict[str, str] = {
     "hfpaged_kv_events_total": "only where a router outside follows, which counts for itself",
     **dict.fromkeys(
-        (metric.name for metric in METRICS if re.match("hfpaged_kv_(swap|restore)", metric.name)),
-        "only where there is swap space; what it saves is in the hit tokens, which are shown",
-    ),
-    **dict.fromkeys(
         (metric.name for metric in METRICS if metric.name.startswith("hfpaged_prefix_store_")),
         "only where services share a directory; what it saves is in the hit tokens, which are shown",
     ),

@@ -229,9 +229,8 @@ class Engine:
         self.tells.ended(request, reason)
 
     def _no_room(self, group: SequenceGroup) -> OutOfBlocksError:
-        free = self.pool.num_free
-        needed = self._scheduler.needs.still(group.sequences[0], 1)
-        return OutOfBlocksError(needed, free, self.pool.num_blocks, " Others than this batcher hold the rest")
+        needed, others = self._scheduler.needs.still(group.sequences[0], 1), " Others than this batcher hold the rest"
+        return OutOfBlocksError(needed, self.pool.num_free, self.pool.num_blocks, others)
 
     def _report(self, schedule: Schedule, tokens: TokenStep, seconds: float, forward: float) -> None:
         self._pace.told(schedule.num_decodes, schedule.num_prefill_tokens, seconds)

@@ -88,12 +88,7 @@ METRICS = (
         "hfpaged_prefix_hit_tokens_total", "counter", "Prompt tokens that were found and not computed: what was saved."
     ),
     Metric("hfpaged_prefix_hash_collisions_total", "counter", "Blocks of equal hash and unequal tokens."),
-    Metric(
-        "hfpaged_prefix_lookups_total",
-        "counter",
-        "Lookups by why they ended: complete, or the reason of the miss.",
-        ("reason",),
-    ),
+    Metric("hfpaged_prefix_lookups_total", "counter", "Lookups by why they ended: complete, or why not.", ("reason",)),
     Metric(
         "hfpaged_prefix_store_blocks_total",
         "counter",
