@@ -114,19 +114,15 @@ class Prompts:
         self.items = [row_items(content, row, kept, 0, root.width) for row in range(batch)]
         self.lengths = [len(items) // root.width for items in self.items]
         limits = [max(length - keep, 0) for length in self.lengths]
+        self._known: list[Sequence] = []  # holds what was found while the rest is computed
+        self._pieces: list[tuple[int, Rows]] = []
         if self._pool.swapping is not None:
             self._pool.swapping.prepare(root, self.items, limits)
-        with self._pool.changing() as manager:
-            prefixes = self._pool.prefixes
-            own = [prefixes.longest(root, *part) for part in zip(self.items, limits, strict=True)]
-            self.matches = on_all_ranks(self._pool, root, self.items, own)
-            self._known = [manager.create() for _ in range(batch)]  # holds what was found while the rest is computed
-            for sequence, items, match in zip(self._known, self.items, self.matches, strict=True):
-                prefixes.attach(sequence, root, items, match)
-            if prefixes.lower is not None:  # what is known of all rows is held by now
-                self.matches = own = [self._fetch(manager, row, limit) for row, limit in enumerate(limits)]
-            self.ends = [match_end(prefixes.index, root, *part) for part in zip(self.items, limits, own, strict=True)]
-        self._pieces: list[tuple[int, Rows]] = []
+        try:
+            self._look_up(root, limits)
+        except BaseException:  # Ctrl-C, while files are read say
+            self.close()
+            raise
 
     @property
     def width(self) -> int:
@@ -169,6 +165,18 @@ class Prompts:
                 manager.free(sequence)
         for _, rows in self._pieces:
             rows.free()
+
+    def _look_up(self, root: Root, limits: list[int]) -> None:
+        with self._pool.changing() as manager:
+            prefixes = self._pool.prefixes
+            own = [prefixes.longest(root, *part) for part in zip(self.items, limits, strict=True)]
+            self.matches = on_all_ranks(self._pool, root, self.items, own)
+            for items, match in zip(self.items, self.matches, strict=True):
+                self._known.append(manager.create())
+                prefixes.attach(self._known[-1], root, items, match)
+            if prefixes.lower is not None:  # what is known of all rows is held by now
+                self.matches = own = [self._fetch(manager, row, limit) for row, limit in enumerate(limits)]
+            self.ends = [match_end(prefixes.index, root, *part) for part in zip(self.items, limits, own, strict=True)]
 
     def _fetch(self, manager: BlockManager, row: int, limit: int) -> Match:
         """Let what is known of a row, and held, be more by what comes back from below the pool."""

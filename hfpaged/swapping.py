@@ -157,9 +157,10 @@ class Swapping:
         now = time.monotonic()
         with self.lower.looking_ahead():
             wanted = self.restoring(root, items, limit).below(match, now - self._fetched > FETCH_AGAIN_SECONDS)
-        if wanted:
+        is_coming = self.lower.fetch(wanted)
+        if wanted and not is_coming:  # it has come
             self._fetched = now
-        return self.lower.fetch(wanted)
+        return is_coming
 
     def used(self, match: Match) -> None:
         """A prompt begins with what is known of it in the pool."""

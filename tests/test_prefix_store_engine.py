@@ -206,6 +206,8 @@ def test_what_restoring_does_not_pay_for_is_computed_and_measured_again_later(tm
         assert store_of(batcher).store.counts.read == 0
     with ContinuousBatcher(model, prefix_store=tmp_path, **SIZES) as batcher:
         batcher.pool.swapping._fetched = time.monotonic() - 1000
+        get = store_of(batcher).store.get
+        monkeypatch.setattr(store_of(batcher).store, "get", lambda *block: time.sleep(0.02) or get(*block))
         assert run(batcher, [prompt(1)])[1] == [60]
         assert batcher.pool.swapping.costs.bytes_per_second("below") > 0
 
