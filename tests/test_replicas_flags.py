@@ -129,5 +129,5 @@ def test_ray_is_told_to_be_quiet_and_to_send_nothing_home(monkeypatch):
     for name in replicas._RAY_VARIABLES:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(replicas, "import_module", lambda name: None)
-    replicas._launch()
+    replicas._launch(alone=False)
     assert os.environ["RAY_USAGE_STATS_ENABLED"] == "0"

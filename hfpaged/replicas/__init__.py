@@ -23,13 +23,16 @@ from hfpaged.serve.options import ServeOptions
 _RAY_VARIABLES = {
     "RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }  # fmt: skip
+# A cluster of our own is nobody else's: on Linux Ray's processes would listen to all machines around, and do what they
+# are told. The name is from where Ray does so by itself.
+_ON_LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 OTLP_ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
 
 
 def run(args: argparse.Namespace, options: ServeOptions, sizes: Mapping[str, Any]) -> int:
     """`hfpaged serve` with replicas, until SIGTERM or Ctrl-C; returns 0. Raises HfpagedError."""
     _check_folder(args.model)
-    launch = _launch()
+    launch = _launch(alone=args.address is None)
     from hfpaged.replicas.flags import check_sizes, settings_of
     from hfpaged.replicas.recipe import Recipe
 
@@ -52,8 +55,8 @@ def _check_folder(model: str | None) -> None:
         )
 
 
-def _launch() -> Any:
-    for name, value in _RAY_VARIABLES.items():
+def _launch(*, alone: bool) -> Any:
+    for name, value in (_RAY_VARIABLES | (_ON_LOOPBACK if alone else {})).items():
         os.environ.setdefault(name, value)
     try:
         return import_module("hfpaged.replicas.launch")

@@ -20,7 +20,6 @@ with warnings.catch_warnings():  # of what Ray will do some day
     from ray.serve.config import HTTPOptions, ProxyLocation
 
 OBJECT_STORE_BYTES = 128 << 20  # nothing large goes through it: answers are sent as they are
-LOOPBACK = "127.0.0.1"
 CONTROLLER, NAMESPACE = "SERVE_CONTROLLER_ACTOR", "serve"  # Ray Serve's own names
 QUIET_SERVE = {"enable_access_log": False, "log_level": "WARNING"}  # we tell of requests ourselves
 
@@ -82,7 +81,7 @@ def _start(settings: ReplicaSettings) -> None:
     cpus = settings.max_replicas * settings.num_cpus
     ray.init(
         address="local",  # else Ray joins any cluster that it finds on this machine
-        num_cpus=max(int(-(-cpus // 1)), os.cpu_count() or 1), include_dashboard=False, _node_ip_address=LOOPBACK,
+        num_cpus=max(int(-(-cpus // 1)), os.cpu_count() or 1), include_dashboard=False,
         object_store_memory=OBJECT_STORE_BYTES, logging_level=logging.ERROR,
     )  # fmt: skip
     there, asked = ray.cluster_resources().get("GPU", 0.0), settings.max_replicas * settings.num_gpus
