@@ -103,4 +103,10 @@ def hit_rates(traffic, blocks, replicas=2, ingresses=1):
     one = Fleet(1, blocks, 0).run(traffic)
     near = Fleet(replicas, blocks, ingresses).run(traffic)
     turn = Fleet(replicas, blocks, 0).run(traffic)
+    tell(traffic, one.hit_rate, near.hit_rate, turn.hit_rate)
     return one, near, turn
+
+
+def tell(traffic, one, near, turn):
+    """For `pytest -s`: the README has these figures."""
+    print(f"\n{traffic}: one replica {one:.1%}, by prefix {near:.1%}, in turn {turn:.1%}")
