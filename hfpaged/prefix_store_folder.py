@@ -48,7 +48,7 @@ class StoreFolder:
         self._clock = clock
         self._written = 0  # bytes since the last look
         _make_private(self.path)
-        with suppress(OSError):
+        with suppress(OSError):  # looked at again, and told of, at the first write
             self.look()
 
     def file(self, name: str) -> Path:
@@ -74,15 +74,13 @@ class StoreFolder:
         moment = self._clock() - age
         try:
             os.utime(self.file(name), (moment, moment))
-        except FileNotFoundError:
-            return False
-        except OSError:
-            pass  # a directory that is only read
+        except OSError as error:  # a directory that is only read, say
+            return not isinstance(error, FileNotFoundError)
         return True
 
     def remove(self, name: str) -> None:
         """Nobody shall read a file again."""
-        with suppress(OSError):
+        with suppress(OSError):  # in a directory that is only read it stays, and is found damaged each time
             os.unlink(self.file(name))
 
     def make_room(self, size: int) -> bool:
@@ -123,7 +121,7 @@ class StoreFolder:
                 is_temporary = entry.name.startswith(TEMPORARY_PREFIX) and entry.name.endswith(TEMPORARY_SUFFIX)
                 if not is_temporary and not _OWN.fullmatch(entry.name):
                     continue
-                with suppress(FileNotFoundError):
+                with suppress(FileNotFoundError):  # another process was faster
                     about = entry.stat(follow_symlinks=False)
                     if not is_temporary:
                         found.append(_Found(about.st_mtime_ns, entry.name, about.st_size))

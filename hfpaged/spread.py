@@ -8,6 +8,7 @@ is not imported: its hooks are read by their attributes.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -72,11 +73,9 @@ def stored_weight(module: nn.Module, name: str) -> Tensor | None:
     for hook in _hooks(module):
         weights = getattr(hook, "weights_map", None)
         if weights is not None:
-            try:
+            with suppress(KeyError):  # another hook of the module may have it
                 found = weights[name]
-            except KeyError:
-                continue
-            return found if isinstance(found, Tensor) else None
+                return found if isinstance(found, Tensor) else None
     return None
 
 

@@ -32,7 +32,7 @@ def end_group(ranks: Ranks, group: dist.ProcessGroup) -> None:
     name, and find its addresses.
     """
     if _are_all(ranks):
-        with suppress(RuntimeError, ValueError):
+        with suppress(RuntimeError, ValueError):  # the process group of torch may have ended before
             dist.destroy_process_group(group)
 
 

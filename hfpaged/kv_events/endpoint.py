@@ -48,7 +48,7 @@ class Endpoint(NamedTuple):
             return True
         try:
             return ipaddress.ip_address(self.host.partition("%")[0]).is_loopback
-        except ValueError:
+        except ValueError:  # a name, which may lead anywhere
             return False
 
     def moved(self, places: int) -> str:

@@ -11,6 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Many
+from contextlib import suppress
 from operator import attrgetter
 from typing import NamedTuple, Protocol
 
@@ -95,11 +96,9 @@ class BlockFeed:
     def take(self, most: int) -> list[Change]:
         """Changes in order, at most so many."""
         taken: list[Change] = []
-        try:
+        with suppress(IndexError):  # those who change the place may empty it meanwhile, too
             while len(taken) < most:
                 taken.append(self._changes.popleft())
-        except IndexError:  # those who change the place may empty it meanwhile, too
-            pass
         return taken
 
     def snapshot(self) -> list[Change]:

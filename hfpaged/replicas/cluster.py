@@ -108,6 +108,6 @@ def _running_options() -> Any:
     """HTTPOptions of the Ray Serve that runs in the cluster, None where none does."""
     try:
         controller = ray.get_actor(CONTROLLER, namespace=NAMESPACE)
-    except ValueError:
+    except ValueError:  # there is no such actor
         return None
     return ray.get(controller.get_http_config.remote())

@@ -58,7 +58,7 @@ def run(recipe: Recipe, settings: ReplicaSettings, host: str, port: int) -> int:
                 _report(recipe, settings, proxy, handle, console)
                 ending.wait(settings.app_name, handle, recipe.options.shutdown_timeout)
             finally:
-                with suppress(RayError, RayServeException):
+                with suppress(RayError, RayServeException):  # the cluster is gone, and the application with it
                     delete(settings.app_name)
         logger.info("stopped: no request is left")
     return 0

@@ -53,7 +53,7 @@ class PromptHashes:
             salt = self._keys.salt(self._keys.caller(authorization), prompt.cache_salt)
             keys = keys_for(salt, self._adapter(prompt.model))
             return self._hash.chain(keys, prompt.token_ids, self._block_size)
-        except _REFUSED:
+        except _REFUSED:  # whichever replica gets it tells the client why
             return b""
 
     def _its_tokenizer(self) -> PreTrainedTokenizerBase:

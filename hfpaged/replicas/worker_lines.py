@@ -58,6 +58,6 @@ def _as_json(line: str) -> str:
 def _object(text: str) -> dict[str, object] | None:
     try:
         found = json.loads(text) if text.startswith("{") else None
-    except ValueError:
+    except ValueError:  # a text that only begins like an object
         return None
     return found if isinstance(found, dict) else None
