@@ -104,14 +104,12 @@ def declined(reason: str, inputs: Inputs) -> Declined:
 
 
 class Prompts:
-    """The prompts of one batch, left-padded, and from where their first tokens can be had."""
+    """The prompts of one batch, left-padded, and where their tokens come from; the caller reads `keep` columns."""
 
     def __init__(self, rows: Rows, root: Root, content: Content, kept: Bools | None, keep: int) -> None:
         self._rows, self._pool, self._root = rows, rows.pool, root
-        self._width, self._kept = content.shape[1], kept
-        self._keep = keep  # columns that the caller reads
-        batch = content.shape[0]
-        self.items = [row_items(content, row, kept, 0, root.width) for row in range(batch)]
+        self._width, self._kept, self._keep = content.shape[1], kept, keep
+        self.items = [row_items(content, row, kept, 0, root.width) for row in range(content.shape[0])]
         self.lengths = [len(items) // root.width for items in self.items]
         limits = [max(length - keep, 0) for length in self.lengths]
         self._known: list[Sequence] = []  # holds what was found while the rest is computed

@@ -13,6 +13,7 @@ from hfpaged.engine import events as ev
 from hfpaged.engine.admitter import Admitter
 from hfpaged.ranks import Ranks
 from hfpaged.restore_costs import RestoreCosts
+from hfpaged.restoring import Restoring
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -164,6 +165,24 @@ def test_all_rows_begin_with_what_came_back_for_the_first_of_them():
     generate(model, cache, padded(*(common + random_tokens(6, seed) for seed in (10, 11, 12))))
     assert [report.hit_tokens for report in cache.explain_last()] == [40, 40, 40]
     assert pool.stats().restored_tokens == 40  # and each block once
+    unpatch(model)
+
+
+def test_ctrl_c_while_blocks_come_back_leaves_none_behind(monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    model = tiny_models.shared("llama")
+    pool = pool_of(model)
+    for prompt in PROMPTS[:2]:
+        generate(model, PagedCache(model, pool=pool), [prompt])
+    monkeypatch.setattr(Restoring, "bring", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        generate(model, PagedCache(model, pool=pool), [PROMPTS[1][:20] + PROMPTS[2][:10]])
+    monkeypatch.undo()
+    assert pool.num_free == pool.num_blocks
+    pool.check_integrity()
+    assert_generates_the_same(model, PagedCache(model, pool=pool), [PROMPTS[0]])
     unpatch(model)
 
 
