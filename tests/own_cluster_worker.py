@@ -1,5 +1,5 @@
-"""A Ray cluster as `hfpaged serve --replicas` starts one on this machine, and Ray Serve in it: prints the addresses that
-its processes listen on, as JSON.
+"""A Ray cluster as `hfpaged serve --replicas` starts one on this machine, and Ray Serve in it: prints the addresses
+that its processes listen on, as JSON.
 """
 
 import json

@@ -287,6 +287,28 @@ def test_nobody_who_takes_nothing_makes_the_queue_grow():
     assert driven.feed.take_dropped() == 0
 
 
+def test_a_feed_that_falls_behind_while_it_is_asked_stays_behind():
+    class FallsBehind(BlockFeed):
+        """Another thread drops changes right behind the look."""
+
+        _state = False
+
+        @property
+        def _is_behind(self):
+            before, self._state = self._state, True
+            return before
+
+        @_is_behind.setter
+        def _is_behind(self, value):
+            self._state = value
+
+    driven = Driven()
+    feed = FallsBehind(driven.prefixes.index, is_in_pool, [None], 10, threading.Event())
+    feed._state = False
+    assert not feed.take_behind()
+    assert feed.take_behind()
+
+
 def test_a_snapshot_has_each_parent_before_its_children():
     driven = Driven(num_blocks=40)
     driven.publish(range(12))

@@ -121,6 +121,18 @@ def test_what_was_sent_is_forgotten_after_a_while_unless_it_is_told_of():
     assert chosen.choose(a_prompt(1, 2), {first: told(1, 2), other: told()}, {first: 1, other: 0})[0] == first
 
 
+def test_a_replica_that_was_sent_much_long_ago_gets_its_share_of_what_comes_now():
+    clock = Clock()
+    chosen = routing(clock, memory_seconds=20.0)
+    for each in range(50):
+        assert chosen.choose(a_prompt(each), {"old": told()}, {}) == ["old"]
+    found = []
+    for each in range(20):
+        clock.time += 30
+        found.append(chosen.choose(a_prompt(1000 + each), {"old": told(), "new": told()}, {})[0])
+    assert 5 <= found.count("old") <= 15
+
+
 def test_a_replica_that_got_a_request_in_place_of_the_chosen_one_is_remembered():
     chosen = routing()
     first = chosen.choose(a_prompt(1, 2), {"a": told(), "b": told()}, {})[0]
@@ -133,7 +145,7 @@ def test_replicas_that_have_gone_are_forgotten():
     chosen = routing()
     first = chosen.choose(a_prompt(1, 2), {"a": told(), "b": told()}, {})[0]
     chosen.keep({"a", "b"} - {first})
-    assert chosen._recent.placed(first) == 0
+    assert chosen._recent.placed(first, 100.0) == 0
     assert first not in chosen._told
     assert chosen.choose(a_prompt(1, 2), {"c": told()}, {}) == ["c"]
 
@@ -141,7 +153,7 @@ def test_replicas_that_have_gone_are_forgotten():
 def test_memory_is_bounded():
     recent = RecentPrefixes(limit=10)
     recent.note("a", range(25), 0.0)
-    assert recent.placed("a") == 10
+    assert recent.placed("a", 1.0) == 10
     assert recent.matched("a", {each: each + 1 for each in range(25)}, frozenset(), 1.0) == 25
     assert recent.matched("a", {each: each + 1 for each in range(15)}, frozenset(), 1.0) == 0
 

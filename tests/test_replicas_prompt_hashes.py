@@ -174,6 +174,15 @@ def test_a_request_that_is_refused_or_has_no_prompt_has_no_hashes(replica, path,
     assert replica.hashes.of(path, body) == b""
 
 
+@pytest.mark.parametrize("error", [ZeroDivisionError("by a template"), RuntimeError("Already borrowed")])
+def test_whatever_a_tokenizer_raises_it_fails_no_request(error):
+    def tokenizer(text, **_):
+        raise error
+
+    hashes = PromptHashes(tokenizer, ServeOptions(salt_secret=SECRET), BLOCK)
+    assert hashes.of("/v1/completions", b'{"prompt": "the quick brown fox"}') == b""
+
+
 def test_a_wrong_key_has_no_hashes(guarded):
     path, body = BODIES[3]
     assert guarded.made(path, body, "of nobody") == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from array import array
 
 import pytest
@@ -105,7 +106,7 @@ def test_a_replica_that_dies_is_forgotten_and_another_gets_its_prefixes():
         first = await sent_to(router, hashes(1, 2))
         gone = next(each for each in router.curr_replicas if each.unique_id == first)
         router.on_replica_actor_died(gone)
-        assert router._routing._recent.placed(first) == 0
+        assert router._routing._recent.placed(first, time.monotonic()) == 0
         return first, await sent_to(router, hashes(1, 2))
 
     first, second = with_router(work, FakeReplica("a"), FakeReplica("b"))

@@ -79,8 +79,10 @@ class BlockFeed:
 
     def take_behind(self) -> bool:
         """Whether all is to be told anew, from a snapshot that is read after this."""
-        was_behind, self._is_behind = self._is_behind, False
-        return was_behind
+        if not self._is_behind:
+            return False
+        self._is_behind = False  # nothing is written where it was not so: that it falls behind just now would be lost
+        return True
 
     def fall_behind(self) -> None:
         """Those who follow do not know what is there."""

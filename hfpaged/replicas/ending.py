@@ -107,7 +107,7 @@ def _look(app_name: str, seen: str) -> str:
         told = serve.status().applications.get(app_name)
     except (RayError, RayServeException) as error:
         raise LostApplicationError(f"the Ray cluster is lost: {error}; start it and this again") from error
-    if told is None:
+    if told is None or REPLICA not in told.deployments:
         raise LostApplicationError(
             f"somebody has deleted the application {app_name!r} from the cluster; start it again"
         )

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from pydantic import ValidationError
 from transformers import PreTrainedTokenizerBase
 
 from hfpaged.replicas.routing_hash import RoutingHash, keys_for
@@ -17,10 +16,6 @@ from hfpaged.serve.schemas.chat import ChatBody
 from hfpaged.serve.schemas.completion import CompletionBody
 from hfpaged.serve.schemas.responses import ResponsesBody
 from hfpaged.serve.tool_choice import tool_choice_of
-
-# A template may stumble over what a client has thought of in any way, and a token id may be no 64-bit number: the
-# replica tells it then, in its own words.
-_REFUSED = (ApiError, ValidationError, ValueError, TypeError, KeyError, OverflowError, RecursionError)
 
 
 class Prompt(NamedTuple):
@@ -53,7 +48,7 @@ class PromptHashes:
             salt = self._keys.salt(self._keys.caller(authorization), prompt.cache_salt)
             keys = keys_for(salt, self._adapter(prompt.model))
             return self._hash.chain(keys, prompt.token_ids, self._block_size)
-        except _REFUSED:  # whichever replica gets it tells the client why
+        except Exception:  # whatever a client has thought of: the replica tells it, in its own words
             return b""
 
     def _its_tokenizer(self) -> PreTrainedTokenizerBase:

@@ -24,7 +24,7 @@ class RecentPrefixes:
         for each in hashes:
             sent.pop(each, None)
             sent[each] = now
-        while len(sent) > self._limit or (sent and now - next(iter(sent.values())) > self._seconds):
+        while len(sent) > self._limit:
             del sent[next(iter(sent))]
 
     def matched(self, replica: str, depths: Mapping[int, int], told: frozenset[int], now: float) -> int:
@@ -35,9 +35,12 @@ class RecentPrefixes:
         lately = (each for each in sent.keys() & depths.keys() if now - sent[each] < self._seconds)
         return max((depths[each] for each in itertools.chain(told.intersection(depths), lately)), default=0)
 
-    def placed(self, replica: str) -> int:
+    def placed(self, replica: str, now: float) -> int:
         """How much was lately sent there, each prefix once."""
-        return len(self._sent.get(replica, {}))
+        sent = self._sent.get(replica, {})
+        while sent and now - next(iter(sent.values())) >= self._seconds:
+            del sent[next(iter(sent))]
+        return len(sent)
 
     def keep(self, replicas: Collection[str]) -> None:
         """Forget all others: they have gone."""

@@ -55,7 +55,7 @@ class Routing:
             stats.running + stats.waiting if load is None else load,
             stats.seats,
             stats.free,
-            self._recent.placed(name),
+            self._recent.placed(name, now),
         )
 
     def _stats(self, name: str, told: Any) -> RoutingStats:
