@@ -6,7 +6,7 @@ import json
 import pytest
 
 from hfpaged.replicas import failover
-from hfpaged.replicas.failover import MOST_TRIES, Failover
+from hfpaged.replicas.failover import MOST_DEATHS, MOST_TRIES, Failover
 from hfpaged.serve.http_errors import ApiError
 
 EVENTS = {"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]}
@@ -14,6 +14,10 @@ JSON = {"type": "http.response.start", "status": 200, "headers": [(b"content-typ
 
 
 class LostError(Exception):
+    pass
+
+
+class DiedError(LostError):
     pass
 
 
@@ -52,7 +56,8 @@ def answered(replicas):
     async def send(message):
         sent.append(message)
 
-    asyncio.run(Failover(replicas.ask, lambda error: isinstance(error, LostError)).answer(send))
+    is_lost, has_died = (lambda error, kind=kind: isinstance(error, kind) for kind in (LostError, DiedError))
+    asyncio.run(Failover(replicas.ask, is_lost, has_died).answer(send))
     return sent
 
 
@@ -110,6 +115,16 @@ def test_when_no_replica_answers_it_is_said_after_so_many_tries():
     assert replicas.calls == MOST_TRIES
 
 
+def test_a_request_that_replicas_die_of_is_not_given_to_all_of_them():
+    replicas = Replicas([DiedError()])
+    with pytest.raises(ApiError, match="3 replicas have died while they had this request") as caught:
+        answered(replicas)
+    assert (caught.value.status, caught.value.code) == (503, "replica_lost")
+    assert replicas.calls == MOST_DEATHS
+    twice = Replicas([DiedError()], [[EVENTS], DiedError()], [LostError()], WHOLE)
+    assert answered(twice) == [message for batch in WHOLE for message in batch]
+
+
 def test_what_a_replica_raises_itself_is_not_tried_again():
     replicas = Replicas([ZeroDivisionError("its own")], WHOLE)
     with pytest.raises(ZeroDivisionError):
@@ -127,7 +142,7 @@ def test_a_client_who_goes_closes_the_call():
             seen.set()
             await asyncio.sleep(60)
 
-        answering = asyncio.ensure_future(Failover(replicas.ask, lambda _: False).answer(send))
+        answering = asyncio.ensure_future(Failover(replicas.ask, lambda _: False, lambda _: False).answer(send))
         await seen.wait()
         answering.cancel()
         await asyncio.gather(answering, return_exceptions=True)

@@ -205,6 +205,13 @@ def test_shadowing_a_native_cache_is_refused_before_a_model_is_loaded(capsys):
 def test_the_start_tells_of_shadow_decoding_where_it_is_on():
     told = dict.fromkeys(("weights_bytes", "pool_bytes", "num_blocks", "block_size", "pool_tokens", "max_num_seqs"), 1)
     told |= {"activation_peak_bytes": None, "kv_format": "int8", "max_model_len": None, "requests_of_max_length": None}
-    told |= {"swap_bytes": 0, "prefix_store": None, "ranks": 1, "tenants": 0, "kv_events": None, "url": "http://127.0.0.1:1"}
+    told |= {
+        "swap_bytes": 0,
+        "prefix_store": None,
+        "ranks": 1,
+        "tenants": 0,
+        "kv_events": None,
+        "url": "http://127.0.0.1:1",
+    }
     assert ("shadow decoding", "1 % of the requests") in start_report._rows(told | {"shadow": 0.01})
     assert "shadow decoding" not in dict(start_report._rows(told | {"shadow": 0.0}))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any
 
-from ray.exceptions import RayError, RayTaskError, TaskCancelledError
+from ray.exceptions import ActorDiedError, RayError, RayTaskError, TaskCancelledError
 from ray.serve.exceptions import DeploymentUnavailableError
 from starlette.types import Message, Scope
 
@@ -75,6 +75,11 @@ def is_lost(error: Any) -> bool:
     if isinstance(error, DeploymentUnavailableError):
         return True
     return isinstance(error, RayError) and not isinstance(error, RayTaskError | TaskCancelledError)
+
+
+def has_died(error: BaseException) -> bool:
+    """Whether the process of a replica has ended."""
+    return isinstance(error, ActorDiedError)
 
 
 def _sent(scope: Scope) -> Scope:

@@ -16,27 +16,30 @@ from hfpaged.serve.http_errors import ApiError
 logger = logging.getLogger("hfpaged")
 
 MOST_TRIES = 8
+MOST_DEATHS = 3  # of replicas that had a request: it may be what ends them, and would end all the others
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0  # seconds, doubled from one try to the next: 7 s in all
 
 Ask = Callable[[], AsyncIterator[list[Message]]]
+Test = Callable[[BaseException], bool]
 
 
 class Failover:
     """`ask` begins one call of a replica, whichever the router finds best, and gives the messages of its answer;
-    `is_lost` tells errors of a replica that is there no more from those of its answer.
+    `is_lost` tells errors of a replica that is there no more from those of its answer, `has_died` those of one that has
+    ended from those of one that cannot be reached.
     """
 
-    def __init__(self, ask: Ask, is_lost: Callable[[BaseException], bool]) -> None:
-        self._ask, self._is_lost = ask, is_lost
+    def __init__(self, ask: Ask, is_lost: Test, has_died: Test) -> None:
+        self._ask, self._is_lost, self._has_died = ask, is_lost, has_died
 
     async def answer(self, send: Send) -> None:
         """Give an answer to a client, whose first byte goes out when there is one of its body: nothing of an answer
         that breaks off before then is seen, and it is asked for again. Behind that byte nothing is asked for twice: a
         stream of events ends with an error event.
 
-        Raises ApiError 503 where no replica has answered in 8 tries, and what a replica raises.
+        Raises ApiError 503 where no replica has answered in 8 tries, or 3 have died of it, and what a replica raises.
         """
-        pause = FIRST_PAUSE
+        pause, deaths = FIRST_PAUSE, 0
         for tries in range(1, MOST_TRIES + 1):
             answer = _Answer(send)
             try:
@@ -46,12 +49,15 @@ class Failover:
             except Exception as error:
                 if not self._is_lost(error):
                     raise
+                deaths += self._has_died(error)
                 logger.warning("a replica was lost while it answered (try %d): %s", tries, _first_line(error))
             if answer.is_whole:
                 return
             if answer.has_begun:
                 await answer.break_off()
                 return
+            if deaths == MOST_DEATHS:
+                raise ended_replicas(deaths)
             if tries < MOST_TRIES:
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, LONGEST_PAUSE)
@@ -102,6 +108,14 @@ def replica_lost() -> ApiError:
 def no_replica() -> ApiError:
     """Before the beginning of an answer."""
     return ApiError(503, "no replica of the model answers now; send the request again later", code="no_replica")
+
+
+def ended_replicas(count: int) -> ApiError:
+    """One after the other has died with a request."""
+    return ApiError(
+        503, f"{count} replicas have died while they had this request, which may be why, and no other one is given it; "
+        "their logs say more", code="replica_lost",
+    )  # fmt: skip
 
 
 def _first_line(error: BaseException) -> str:

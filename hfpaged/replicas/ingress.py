@@ -10,7 +10,7 @@ from typing import Any
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from hfpaged.replicas.calls import ReplicaCalls, is_lost
+from hfpaged.replicas.calls import ReplicaCalls, has_died, is_lost
 from hfpaged.replicas.failover import Failover
 from hfpaged.replicas.for_all import ForAll
 from hfpaged.replicas.hashing import Hashing
@@ -94,7 +94,7 @@ class Handover:
             await response(scope, _nothing, send)
             return
         hashes = await self._hashing.of(scope, path_of(scope), body)
-        await Failover(lambda: self._calls.ask(scope, body, hashes), is_lost).answer(send)
+        await Failover(lambda: self._calls.ask(scope, body, hashes), is_lost, has_died).answer(send)
 
 
 def _named(scope: Scope) -> Scope:
