@@ -8,9 +8,20 @@ import pytest
 from hfpaged import cli, replicas
 from hfpaged.errors import InvalidConfigError
 from hfpaged.replicas.flags import are_wanted, check_sizes, settings_of
+from hfpaged.replicas.recipe import Recipe
 from hfpaged.replicas.settings import ReplicaSettings
+from hfpaged.serve.options import ServeOptions
+from hfpaged.serve.telling import warn_if_open
 
 CPUS = os.cpu_count() or 1
+
+
+@pytest.fixture(autouse=True)
+def variables_of_this_test(monkeypatch):
+    """Ray's, which are set before it is imported, shall not be those of the clusters of other tests."""
+    for name in (*replicas._RAY_VARIABLES, *replicas._ON_LOOPBACK):
+        monkeypatch.setenv(name, "")  # it is put back in the end, or taken away
+        monkeypatch.delenv(name)
 
 
 def parsed(*words):
@@ -126,8 +137,48 @@ def test_without_ray_it_is_said_what_to_install(monkeypatch, capsys):
 
 
 def test_ray_is_told_to_be_quiet_and_to_send_nothing_home(monkeypatch):
-    for name in replicas._RAY_VARIABLES:
-        monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(replicas, "import_module", lambda name: None)
     replicas._launch(alone=False)
     assert os.environ["RAY_USAGE_STATS_ENABLED"] == "0"
+    assert not os.environ.keys() & replicas._ON_LOOPBACK.keys()
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.7", "some.machine"])
+def test_an_address_that_others_reach_without_a_key_is_warned_of(host, caplog):
+    warn_if_open(ServeOptions(), host, "http://it")
+    assert "http://it can be reached from other machines" in caplog.text
+    caplog.clear()
+    warn_if_open(ServeOptions(api_keys={"a": "key"}), host, "http://it")
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost"])
+def test_an_address_of_this_machine_alone_is_not(host, caplog):
+    warn_if_open(ServeOptions(), host, "http://it")
+    assert not caplog.records
+
+
+@pytest.mark.parametrize(("address", "warns"), [("127.0.0.1:6379", True), (None, False)])
+def test_keys_on_the_command_line_are_warned_of_where_ray_shows_them_to_a_cluster(address, warns, monkeypatch, capsys):
+    launch = pytest.importorskip("hfpaged.replicas.launch")
+
+    def join(settings):
+        raise InvalidConfigError("far enough")
+
+    monkeypatch.setattr(launch.cluster, "join", join)
+    recipe = Recipe(options=ServeOptions(salt_secret=b"secret"))
+    with pytest.raises(InvalidConfigError, match="far enough"):
+        launch.run(recipe, ReplicaSettings(address=address), "127.0.0.1", 0, shows_keys=True)
+    assert ("--api-key-file" in capsys.readouterr().err) == warns
+
+
+def test_it_is_known_whether_keys_stand_on_the_command_line(monkeypatch):
+    class Launch:
+        @staticmethod
+        def run(*args, shows_keys):
+            return 10 + shows_keys
+
+    monkeypatch.setattr(replicas, "import_module", lambda name: Launch)
+    assert cli.main(["serve", "model", "--replicas", "2", "--api-key", "k"]) == 11
+    monkeypatch.setenv("HFPAGED_API_KEY", "k")
+    assert cli.main(["serve", "model", "--replicas", "2"]) == 10

@@ -43,7 +43,7 @@ def run(args: argparse.Namespace, options: ServeOptions, sizes: Mapping[str, Any
         device=args.device, sizes=sizes, log_level=args.log_level, log_json=args.log_json,
         neighbours=settings.max_replicas, environment={OTLP_ENDPOINT: args.otlp_endpoint} if args.otlp_endpoint else {},
     )  # fmt: skip
-    code: int = launch.run(recipe, settings, args.host, args.port)
+    code: int = launch.run(recipe, settings, args.host, args.port, shows_keys=bool(args.api_key))
     return code
 
 

@@ -30,8 +30,8 @@ logger = logging.getLogger("hfpaged")
 _RAISED = re.compile(r"^(?:[\w.]+\.)?(\w+(?:Error|Exception)): (.+)$", re.MULTILINE)
 
 
-def run(recipe: Recipe, settings: ReplicaSettings, host: str, port: int) -> int:
-    """Serve with replicas until SIGTERM or Ctrl-C; returns 0.
+def run(recipe: Recipe, settings: ReplicaSettings, host: str, port: int, *, shows_keys: bool = False) -> int:
+    """Serve with replicas until SIGTERM or Ctrl-C; returns 0. `shows_keys`: API keys stand on the command line.
 
     Raises InvalidConfigError for an address or a cluster that cannot be had, and for replicas that do not start, and
     LostApplicationError where somebody else ends them.
@@ -47,6 +47,11 @@ def run(recipe: Recipe, settings: ReplicaSettings, host: str, port: int) -> int:
             with listening_on(host, port) as free:
                 host, port = free.getsockname()[:2]
         with progress(words, console, recipe.log_json):
+            if shows_keys and settings.address is not None:
+                logger.warning(
+                    "Ray keeps the command line of each program of a cluster, and its dashboard shows it: give API "
+                    "keys by --api-key-file or HFPAGED_API_KEY instead of --api-key"
+                )
             joined = cluster.join(settings)
             ending.take_signals()
         with joined:
@@ -88,9 +93,8 @@ def _report(recipe: Recipe, settings: ReplicaSettings, proxy: cluster.Proxy, rep
         start_report.log(told)
     else:
         start_report.show(told, console)
-    if proxy.is_ours:
-        warn_if_open(recipe.options, proxy.host, url)
-    else:
+    warn_if_open(recipe.options, proxy.host, url)
+    if not proxy.is_ours:
         logger.warning("Ray Serve runs in this cluster already, and listens on %s: --host and --port change nothing",
                        url_of(proxy.host, proxy.port))  # fmt: skip
     tell_ready(url, console, recipe.log_json)

@@ -21,9 +21,17 @@ def url_of(host: str, port: int) -> str:
 
 
 def warn_if_open(options: ServeOptions, host: str, url: str) -> None:
-    """Say so where other machines are let in without a key. `host` is an address, no name."""
-    if not options.api_keys and not ipaddress.ip_address(host.partition("%")[0]).is_loopback:
+    """Say so where other machines are let in without a key."""
+    if not options.api_keys and not _is_loopback(host):
         logger.warning("%s can be reached from other machines, and without an API key everybody is let in", url)
+
+
+def _is_loopback(host: str) -> bool:
+    """What a name stands for on another machine is not known here."""
+    try:
+        return ipaddress.ip_address(host.partition("%")[0]).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def tell_ready(url: str, console: Console, log_json: bool) -> None:
