@@ -46,9 +46,7 @@ class Swapping:
         index = weakref.proxy(pool.prefixes.index)
         self.counts, self.costs = SwapCounts(), RestoreCosts()
         self.timer = DeviceTimer(self.costs.told_prompt)
-        self.host: HostTier | None = None
-        if size:
-            self.host = HostTier(size, self._lost, lambda entry: index.lost_below(entry))
+        self.host: HostTier | None = HostTier(size, self._lost, lambda entry: index.lost_below(entry)) if size else None
         self.lower: Tier | None = None
         self._rows: BlockRows | None = None
         self._staged: Tensor | None = None
