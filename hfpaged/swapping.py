@@ -155,8 +155,7 @@ class Swapping:
         now = time.monotonic()
         with self.lower.looking_ahead():
             wanted = self.restoring(root, items, limit).below(match, now - self._fetched > FETCH_AGAIN_SECONDS)
-        is_coming = self.lower.fetch(wanted)
-        if wanted and not is_coming:  # it has come
+        if not (is_coming := self.lower.fetch(wanted)) and wanted:  # it has come
             self._fetched = now
         return is_coming
 
