@@ -96,6 +96,7 @@ class PagedCache(RowCache):
         check_pageable(model, config)
         layers = compat.default_layers(config)
         below = TiersSpec(swap_space, prefix_store, prefix_store_size)
+        below.check_shared(prefix_sharing)
         spec = PoolSpec(block_size, memory, num_blocks, kv_dtype, kv_scales, debug, below)
         pool = pool_for(model, config, group_layers(windows_of(config, layers)), pool, spec)
         if salt is not None and not isinstance(salt, str):

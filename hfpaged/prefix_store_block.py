@@ -55,6 +55,8 @@ class StoreFacts:
             ExtraKey("block size", str(self.block_size)),
             ExtraKey("KV format", self.kv_format.title),
             ExtraKey("layer groups", describe(self.groups)),
+            # A model of the same weights may compute other numbers with other versions, and a store outlives them.
+            *(ExtraKey("version", f"{name} {number}") for name, number in installed_versions().items()),
         )
 
 

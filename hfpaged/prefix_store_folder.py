@@ -138,15 +138,21 @@ def _make_private(path: Path) -> None:
     """
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        mode = path.stat().st_mode
+        about = path.stat()
     except OSError as error:
         raise InvalidConfigError(
             f"prefix_store={str(path)!r} is no directory and cannot be made one: {error}; name a directory that this "
             "user may write to"
         ) from error
-    if stat.S_IMODE(mode) & 0o022:
+    mode = stat.S_IMODE(about.st_mode)
+    if hasattr(os, "geteuid") and about.st_uid not in (os.geteuid(), 0):
         raise InvalidConfigError(
-            f"prefix_store={str(path)!r} has mode {stat.S_IMODE(mode):03o}, so that other users may put files there, "
+            f"prefix_store={str(path)!r} belongs to user {about.st_uid}, and this is user {os.geteuid()}: what they put "
+            "there would become parts of answers; name a directory of your own"
+        )
+    if mode & 0o022:
+        raise InvalidConfigError(
+            f"prefix_store={str(path)!r} has mode {mode:03o}, so that other users may put files there, "
             f"which would become parts of answers; run chmod 700 {path}, or name another directory"
         )
 

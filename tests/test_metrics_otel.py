@@ -154,8 +154,8 @@ def test_calls_of_generate_are_told_and_failed_ones_with_their_error(reading, mo
         assert "error.type" not in point.attributes
 
 
-def test_gauges_and_counters_of_the_catalog_are_observed_as_a_scrape_has_them(reading, model):
-    batcher = batcher_of(model)
+def test_gauges_and_counters_of_the_catalog_are_observed_as_a_scrape_has_them(reading, model, tmp_path):
+    batcher = batcher_of(model, swap_space="1MiB", prefix_store=tmp_path)
     with kv_events.publish(batcher, "tcp://127.0.0.1:*"):
         batcher.generate(prompts(3), **GREEDY)
     batcher.add_request(prompts(1, 15)[0], **GREEDY)

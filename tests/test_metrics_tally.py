@@ -99,7 +99,8 @@ def test_sums_add_up_and_leave_what_was_added_alone():
 def test_a_new_tally_names_all_its_counters_with_0():
     numbers = Tally().sums.numbers
     assert set(numbers.values()) == {0}
-    pools = ("kv_evicted", "prefix_queried", "prefix_hit", "prefix_hash", "generate_", "dense", "shadow_")
+    pools = ("kv_evicted", "kv_events", "kv_swap", "kv_restore", "prefix_queried", "prefix_hit", "prefix_hash",
+             "prefix_store", "generate_", "dense", "shadow_")  # fmt: skip
     wanted = {
         m.name for m in METRICS if m.kind == "counter" and not m.name.startswith(tuple(f"hfpaged_{p}" for p in pools))
     }

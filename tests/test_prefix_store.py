@@ -408,6 +408,13 @@ def test_a_directory_into_which_others_write_is_refused(mode, tmp_path):
         PrefixStore(tmp_path, facts(), LIMIT)
 
 
+@pytest.mark.skipif(os.name == "nt" or os.geteuid() != 0, reason="only root can give a directory away")
+def test_a_directory_of_another_user_is_refused(tmp_path):
+    os.chown(tmp_path, 65534, -1)
+    with pytest.raises(InvalidConfigError, match="belongs to user 65534, and this is user 0"):
+        PrefixStore(tmp_path, facts(), LIMIT)
+
+
 def test_what_is_no_directory_is_refused(tmp_path):
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(InvalidConfigError, match="no directory"):

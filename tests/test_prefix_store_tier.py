@@ -10,7 +10,7 @@ from tiny_models import make, prompts, shared
 from transformers import DynamicCache
 
 import hfpaged
-from hfpaged import prefix_store_tier
+from hfpaged import prefix_store_block, prefix_store_tier
 from hfpaged.compat import cache_argument
 from hfpaged.errors import InvalidConfigError
 from hfpaged.prefix_store_tier import add_prefix_store
@@ -135,8 +135,8 @@ def test_blocks_that_are_used_again_are_kept_and_written_again_if_they_went(tmp_
     assert count < tier.store.counts.written <= count + 4
 
 
-@pytest.mark.parametrize("ours", ["weights", "config", "kv format", "block size", "salt"])
-def test_what_belongs_to_others_is_not_found(ours, tmp_path):
+@pytest.mark.parametrize("ours", ["weights", "config", "kv format", "block size", "salt", "version"])
+def test_what_belongs_to_others_is_not_found(ours, tmp_path, monkeypatch):
     model, options = make("llama"), {}
     computed(model, tmp_path, salt="tenant-a" if ours == "salt" else None)
     other = make("llama", rms_norm_eps=1e-4) if ours == "config" else model
@@ -147,6 +147,9 @@ def test_what_belongs_to_others_is_not_found(ours, tmp_path):
         options = {"kv_dtype": "bfloat16"}
     elif ours == "salt":
         options = {"salt": "tenant-b"}
+    elif ours == "version":
+        versions = prefix_store_block.installed_versions() | {"transformers": "5.99"}
+        monkeypatch.setattr(prefix_store_block, "installed_versions", lambda: versions)
     cache, tier = service(other, tmp_path, **options)
     if ours == "block size":
         cache = hfpaged.PagedCache(other, num_blocks=64, block_size=8)

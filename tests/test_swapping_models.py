@@ -202,6 +202,10 @@ def test_refusals_say_why(monkeypatch):
     model = tiny_models.shared("llama")
     with pytest.raises(InvalidConfigError, match="prefix_sharing=False none is known"):
         ContinuousBatcher(model, num_blocks=20, swap_space="1MiB", prefix_sharing=False)
+    with pytest.raises(InvalidConfigError, match="prefix_sharing=False none is known"):
+        PagedCache(model, num_blocks=20, swap_space="1MiB", prefix_sharing=False)
+    with pytest.raises(InvalidConfigError, match="names no directory"):
+        PagedCache(model, num_blocks=20, prefix_store="")
     with pytest.raises(InvalidConfigError, match="comes too late"):
         PagedCache(model, pool=pool_of(model), swap_space="1MiB")
     with pytest.raises(InvalidConfigError, match="of host memory"):

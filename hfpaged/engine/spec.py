@@ -49,11 +49,7 @@ class EngineSpec:
             raise InvalidConfigError(f"preemption={self.preemption!r} is unknown; use one of {', '.join(POLICIES)}")
         if isinstance(self.memory, float):
             check_share(self.memory)
-        if self.below.said and not self.prefix_sharing:
-            raise InvalidConfigError(
-                f"{self.below.said} keeps prefixes that were evicted, those of preempted requests among them, and with "
-                "prefix_sharing=False none is known; leave one of the two out"
-            )
+        self.below.check_shared(self.prefix_sharing)
         if not 0 <= self.watermark < 1:
             raise InvalidConfigError(f"watermark={self.watermark} is a share of the pool; use 0 to less than 1")
         if not 0 <= self.shadow <= 1:
