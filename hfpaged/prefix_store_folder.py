@@ -147,7 +147,7 @@ def _make_private(path: Path) -> None:
     mode = stat.S_IMODE(about.st_mode)
     if hasattr(os, "geteuid") and about.st_uid not in (os.geteuid(), 0):
         raise InvalidConfigError(
-            f"prefix_store={str(path)!r} belongs to user {about.st_uid}, and this is user {os.geteuid()}: what they put "
+            f"prefix_store={str(path)!r} belongs to user {about.st_uid}, and this is user {os.geteuid()}: what is put "
             "there would become parts of answers; name a directory of your own"
         )
     if mode & 0o022:
