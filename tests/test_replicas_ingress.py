@@ -45,7 +45,7 @@ class Replicas:
         async for messages in self.hosted[name].answer(scope, body):
             yield messages
 
-    async def ask_all(self, scope, body, only=None):
+    async def ask_all(self, scope, body, only=None, **_):
         found = []
         for name in [each for each in self.hosted if only in (None, each)]:
             messages = [message async for part in self.hosted[name].answer(scope, body) for message in part]

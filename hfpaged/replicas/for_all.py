@@ -60,10 +60,10 @@ class ForAll:
         return Response(text, media_type=content_type)
 
     async def _best(self, scope: Scope, body: bytes) -> Response:
-        return _response(min(await self._calls.ask_all(scope, body), key=_status))
+        return _response(min(await self._calls.ask_all(scope, body, enough=_is_well), key=_status))
 
     async def _worst(self, scope: Scope, body: bytes) -> Response:
-        return _response(max(await self._calls.ask_all(scope, body), key=_status))
+        return _response(max(await self._calls.ask_all(scope, body, strict=True), key=_status))
 
     async def _of_one(self, scope: Scope, body: bytes) -> Response:
         wanted = parse_qs(scope["query_string"].decode("latin-1")).get("replica", [None])[0]
@@ -79,6 +79,10 @@ class ForAll:
             raise ApiError(405, "/v1/replicas is to be read; use GET", code="method_not_allowed")
         rows = [{"object": "replica", **row} for row in await self._calls.rows()]
         return Response(json_bytes({"object": "list", "data": rows}), media_type="application/json")
+
+
+def _is_well(answer: Answered) -> bool:
+    return _status(answer) == 200
 
 
 def _status(answer: Answered) -> int:
