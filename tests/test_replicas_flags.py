@@ -182,3 +182,10 @@ def test_it_is_known_whether_keys_stand_on_the_command_line(monkeypatch):
     assert cli.main(["serve", "model", "--replicas", "2", "--api-key", "k"]) == 11
     monkeypatch.setenv("HFPAGED_API_KEY", "k")
     assert cli.main(["serve", "model", "--replicas", "2"]) == 10
+
+
+def test_what_prints_a_recipe_prints_no_key():
+    recipe = Recipe(options=ServeOptions(api_keys={"a": "key-of-a"}, salt_secret=b"of-salts"), model="m")
+    assert "model='m'" in repr(recipe)
+    assert "key-of-a" not in repr(recipe)
+    assert "of-salts" not in repr(recipe)

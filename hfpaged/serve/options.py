@@ -34,8 +34,8 @@ class ServeOptions:
     kv_events            where routers outside are told which prefixes are here; None: nowhere
     """
 
-    api_keys: Mapping[str, str] = field(default_factory=dict)
-    salt_secret: bytes | None = None
+    api_keys: Mapping[str, str] = field(default_factory=dict, repr=False)  # whatever prints options, no key is told
+    salt_secret: bytes | None = field(default=None, repr=False)
     served_model_names: tuple[str, ...] = ()
     adapters: Mapping[str, str] = field(default_factory=dict)
     request_timeout: float | None = None
