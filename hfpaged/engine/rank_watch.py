@@ -53,7 +53,7 @@ class RankWatch:
         self._known = threading.Event()  # that there is a fault
         self._is_over = threading.Event()
         self._lock = threading.Lock()
-        self.is_busy = False  # with something that needs the other ranks
+        self._num_busy = 0  # threads in something that needs the other ranks
         self._left: str | None = None  # which rank has come to its end too early, perhaps
         self._left_time = 0.0
         peers = range(1, ranks.size) if ranks.is_first else [0]
@@ -79,7 +79,7 @@ class RankWatch:
     def busy(self) -> Iterator[None]:
         """Inside the other ranks are needed. Whatever is raised there ends the group: RankLostError."""
         self.check()
-        self.is_busy = True
+        self._count_busy(1)
         try:
             yield
         except RankLostError:
@@ -90,7 +90,12 @@ class RankWatch:
             assert self.fault is not None
             raise RankLostError(self.fault) from error
         finally:
-            self.is_busy = False
+            self._count_busy(-1)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether something is under way that needs the other ranks."""
+        return self._num_busy > 0
 
     def when_lost(self, told: Callable[[str], None]) -> None:
         """Tell of a fault when it comes, or now if it has."""
@@ -125,6 +130,10 @@ class RankWatch:
             thread.join(max(deadline - time.monotonic(), 0))
         if not any(thread.is_alive() for thread in self._threads):
             end_group(self._ranks, self._group)
+
+    def _count_busy(self, change: int) -> None:
+        with self._lock:  # a warm-up tells of its end beside the step of another thread
+            self._num_busy += change
 
     def _listen(self, peer: int) -> None:
         message = torch.zeros(SIZE, dtype=torch.uint8)
