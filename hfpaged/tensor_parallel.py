@@ -9,7 +9,9 @@ Each process (rank) keeps the keys and values of its own heads in a pool of its 
 from __future__ import annotations
 
 import os
+import socket
 import weakref
+from collections.abc import MutableMapping
 from typing import Any
 
 import torch
@@ -65,13 +67,22 @@ def load_model(name: str | os.PathLike[str], model_class: Any = AutoModelForCaus
 
     Heads are split where their numbers divide by that of the processes; where not, attention layers are whole on each
     of them, and so are keys and values, while everything else is split. In one process it is a plain from_pretrained.
+    Processes that are all on this machine talk over its loopback interface, where GLOO_SOCKET_IFNAME names no other.
     """
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size > 1:
+        _stay_here(os.environ)
         config = arguments.get("config") or AutoConfig.from_pretrained(name, **_for_config(arguments))
         plan = None if divides(config, size) else _plan_with_whole_attention(config, model_class)
         arguments = arguments | {"distributed_config": compat_sharding.distributed_config(plan)}
     return model_class.from_pretrained(name, **arguments)
+
+
+def _stay_here(environ: MutableMapping[str, str]) -> None:
+    """Else gloo takes the interface of the machine's name, and others could connect to what trusts who connects."""
+    loopback = {name for _, name in socket.if_nameindex()} & {"lo", "lo0"}
+    if environ.get("LOCAL_WORLD_SIZE") == environ["WORLD_SIZE"] and loopback:
+        environ.setdefault("GLOO_SOCKET_IFNAME", loopback.pop())
 
 
 def weights_bytes(model: PreTrainedModel) -> int:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import socket
+
 import pytest
 import two_ranks
 from tensor_parallel_cases import FAMILIES, FORMATS, WAYS
+
+from hfpaged import tensor_parallel
 
 WORKER = "tensor_parallel_worker.py"
 
@@ -151,3 +155,19 @@ def test_what_cannot_be_split_so_is_refused_by_name(run):
         assert "sequence_parallel" in errors["sequence"]
         assert "by other means than transformers' tensor parallelism" in errors["others"]
         assert f"this is rank {number} of 2 with heads of its own" in errors["scales"]
+
+
+@pytest.mark.skipif("lo" not in {name for _, name in socket.if_nameindex()}, reason="its loopback has another name")
+@pytest.mark.parametrize(
+    ("environ", "interface"),
+    [
+        ({"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}, "lo"),
+        ({"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "GLOO_SOCKET_IFNAME": "eth7"}, "eth7"),
+        ({"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}, None),
+        ({"WORLD_SIZE": "2"}, None),
+    ],
+    ids=["one machine", "told otherwise", "two machines", "not known"],
+)
+def test_ranks_of_one_machine_talk_over_its_loopback(environ, interface):
+    tensor_parallel._stay_here(environ)
+    assert environ.get("GLOO_SOCKET_IFNAME") == interface
