@@ -10,6 +10,7 @@ import signal
 import struct
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from dataclasses import replace
@@ -392,13 +393,13 @@ def run(script, path):
 
 
 @pytest.mark.parametrize("script", [LIMITED, READ_ONLY], ids=["full", "read only"])
-def test_a_real_disk_that_takes_nothing_fails_nobody(script, tmp_path):
-    for folder in (tmp_path, *tmp_path.parents[:2]):
-        folder.chmod(0o755)  # for a user who is not its owner
-    done = run(script, tmp_path / "store")
-    assert done.returncode == 0, done.stderr
-    assert done.stderr.count("cannot be written") == 1
-    assert not list((tmp_path / "store").glob("*.tmp"))
+def test_a_real_disk_that_takes_nothing_fails_nobody(script):
+    with tempfile.TemporaryDirectory() as folder:  # pytest's own are closed to a user who is not their owner
+        os.chmod(folder, 0o755)
+        done = run(script, Path(folder) / "store")
+        assert done.returncode == 0, done.stderr
+        assert done.stderr.count("cannot be written") == 1
+        assert not list((Path(folder) / "store").glob("*.tmp"))
 
 
 @pytest.mark.parametrize("mode", [0o770, 0o707, 0o777])
