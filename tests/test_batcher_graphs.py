@@ -11,7 +11,7 @@ from recording import Capture
 from test_batcher_tokens import LENGTHS, NEW, SIZES, alone, batcher_of, checked, greedy, prompts
 
 import hfpaged
-from hfpaged.engine import decode_graphs
+from hfpaged.engine import decode_graphs, graph_support
 from hfpaged.engine.decode_graphs import DecodeGraphs
 from hfpaged.engine.graph_support import graph_sizes, why_no_graphs
 from hfpaged.engine.piece import Piece
@@ -352,15 +352,13 @@ def test_where_there_can_be_none_the_reason_is_told(reason):
     assert why_no_graphs(batcher._parts.runner, "cpu").startswith(reason)
 
 
-def test_on_a_cpu_there_are_none():
+def test_on_a_cpu_there_are_none(monkeypatch):
     batcher = batcher_of("llama", cuda_graphs=None)
     assert batcher.describe()["graphs"] == "off (the model is on cpu, graphs are made on cuda)"
     assert why_no_graphs(batcher._parts.runner, "cpu") is None
-    batcher._parts.runner.model.hf_device_map = {"model": 0, "lm_head": 1}
-    try:
+    with monkeypatch.context() as spread:  # there is no second device here
+        spread.setattr(graph_support, "single_device", lambda model: None)
         assert why_no_graphs(batcher._parts.runner, "cpu") == "the model is spread over several devices"
-    finally:
-        del batcher._parts.runner.model.hf_device_map
     assert batcher_of("llama", cuda_graphs=False).describe()["graphs"] == "off (cuda_graphs=False)"
     with pytest.raises(InvalidConfigError, match="there can be none: the model is on cpu"):
         batcher_of("llama", cuda_graphs=True)
