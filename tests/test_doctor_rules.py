@@ -172,6 +172,10 @@ TRIGGERS = {
             missed(evicted=600, never_seen=400),
             ("at an evicted block", "2.0 GiB -> 2.1 GiB", "come back from there (swap_space=, --swap-space)"),
         ),
+        Case(
+            missed(evicted=600, never_seen=400) | {"kv_swap_space_blocks": None},  # as it is where there is none
+            ("at an evicted block", "come back from there (swap_space=, --swap-space)"),
+        ),
         Case(missed(evicted=600) | {"kv_evicted_blocks_total": 9999}, ("pin what many share",)),
         Case(missed(149_000, differs=10), ("10 of 10 lookups",)),
         Case(missed(0, differs=10) | {"prefix_queried_tokens_total": 500}, ("0 of 500 prompt tokens",)),

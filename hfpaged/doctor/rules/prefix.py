@@ -73,7 +73,7 @@ def _larger(reading: Reading) -> str:
     pool, total = capacity(reading), blocks(reading)
     factor = 1 + reading.total("hfpaged_kv_evicted_blocks_total") / total if total else LARGEST_FACTOR
     often = "pin what many share (pool.pin_prefix)"
-    if not reading.by("hfpaged_kv_swap_space_blocks", "state"):
+    if not reading.get("hfpaged_kv_swap_space_blocks"):  # there is no such metric where there is no such space
         often = f"let them go to host memory and come back from there (swap_space=, --swap-space); or {often}"
     if factor > LARGEST_FACTOR:
         return f"{often}; kv_dtype='int8' keeps twice as many tokens in {format_bytes(pool)}, a larger pool still more"
