@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import re
 import random
+import re
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest, start_http_server
