@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import os
-from typing import Any
 
 from hfpaged.errors import InvalidConfigError
 from hfpaged.replicas.settings import APP_NAME, ReplicaSettings
 from hfpaged.serve import flag_types as types
+from hfpaged.serve.flag_types import add_flag as _add
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -97,8 +97,3 @@ def _amount(text: str) -> float:
     if not 0 <= value < 1e6:
         raise argparse.ArgumentTypeError(f"{text!r} is no amount; use a number such as 1 or 0.5")
     return value
-
-
-def _add(group: argparse._ArgumentGroup, name: str, line: str, why: str, **rest: Any) -> None:
-    """`why`: the default and its reason."""
-    group.add_argument(name, help=f"{line} (default: {why})".replace("%", "%%"), **rest)

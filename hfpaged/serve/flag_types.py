@@ -6,6 +6,7 @@ import argparse
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from hfpaged.config import check_block_size, parse_bytes
 from hfpaged.errors import InvalidConfigError
@@ -14,6 +15,11 @@ _COUNT = re.compile(r"(\d+(?:\.\d+)?)([kKmM]?)")
 _TIMES = {"": 1, "k": 1000, "K": 1024, "m": 1000**2, "M": 1024**2}
 # The name before "=" where a key is given to a tenant. A key of base64 may end with "=", but nothing follows then.
 _OWNED = re.compile(r"([A-Za-z0-9_.-]{1,64})=(?==*[^=])(.+)")
+
+
+def add_flag(group: argparse._ArgumentGroup, name: str, line: str, why: str, **rest: Any) -> None:
+    """Declare a flag; `why`: the default and its reason."""
+    group.add_argument(name, help=f"{line} (default: {why})".replace("%", "%%"), **rest)
 
 
 def count(text: str) -> int:

@@ -5,12 +5,12 @@ its default.
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
 from hfpaged.config import DEFAULT_STORE_SIZE
 from hfpaged.replicas import flags as replica_flags
 from hfpaged.serve import flag_types as types
 from hfpaged.serve import kv_event_flags, tp_flags
+from hfpaged.serve.flag_types import add_flag as _add
 from hfpaged.serve.options import ServeOptions
 
 _OPTIONS = ServeOptions()  # its defaults
@@ -32,11 +32,6 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     ):
         declare(parser.add_argument_group(title))
     replica_flags.add_flags(parser)
-
-
-def _add(group: argparse._ArgumentGroup, name: str, line: str, why: str, **rest: Any) -> None:
-    """`why`: the default and its reason."""
-    group.add_argument(name, help=f"{line} (default: {why})".replace("%", "%%"), **rest)
 
 
 def _address(group: argparse._ArgumentGroup) -> None:
