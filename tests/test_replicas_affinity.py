@@ -33,15 +33,24 @@ def test_about_equal_matches_go_to_the_less_loaded():
     assert order(*near, gain=0.0) == ["b", "a"]
 
 
-def test_a_replica_without_a_seat_or_blocks_is_passed_over_for_the_next_best():
+def test_a_replica_with_a_long_queue_or_without_blocks_is_passed_over_for_the_next_best():
     others = Candidate("b", matched=6), Candidate("c")
-    assert order(Candidate("a", matched=20, load=4, seats=4), *others) == ["b", "c", "a"]
+    assert order(Candidate("a", matched=20, load=6, seats=4), *others) == ["a", "b", "c"]
+    assert order(Candidate("a", matched=20, load=7, seats=4), *others) == ["b", "c", "a"]
     assert order(Candidate("a", matched=20, free=0.04), *others) == ["b", "c", "a"]
     assert order(Candidate("a", matched=20, load=3, seats=4, free=0.06), *others) == ["a", "b", "c"]
 
 
+def test_a_queue_is_long_by_the_seats_there_are():
+    behind = Candidate("b", load=40)
+    for load, first in ((80, "a"), (81, "b")):
+        assert order(Candidate("a", matched=20, load=load, seats=64), behind)[0] == first
+    assert order(Candidate("a", matched=20, load=66, seats=64), behind, queue=0.0)[0] == "a"
+    assert order(Candidate("a", matched=20, load=67, seats=64), behind, queue=0.0)[0] == "b"
+
+
 def test_where_all_are_full_the_longest_match_wins_again():
-    full = Candidate("a", matched=20, load=5, seats=4), Candidate("b", load=4, seats=4)
+    full = Candidate("a", matched=20, load=8, seats=4), Candidate("b", load=7, seats=4)
     assert order(*full) == ["a", "b"]
 
 
@@ -71,7 +80,7 @@ def test_one_replica_and_none():
     assert order() == []
 
 
-@pytest.mark.parametrize("wrong", [{"gain": 1.5}, {"free": -0.1}, {"ratio": 0.5}, {"slack": -1}])
+@pytest.mark.parametrize("wrong", [{"gain": 1.5}, {"queue": 2.0}, {"free": -0.1}, {"ratio": 0.5}, {"slack": -1}])
 def test_thresholds_that_cannot_be_are_refused(wrong):
     with pytest.raises(InvalidConfigError, match=next(iter(wrong))):
         Thresholds(**wrong)

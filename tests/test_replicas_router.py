@@ -133,3 +133,13 @@ def test_the_configuration_of_ray_serve_takes_the_router_by_its_path_with_its_th
     assert config.get_request_router_class() is PrefixRouter
     with pytest.raises(InvalidConfigError, match="ratio"):
         PrefixRouter(**WHO).initialize_state(ratio=0.5)
+
+
+def test_a_replica_that_tells_its_queue_late_gets_what_it_knows_all_the_same():
+    class Late(FakeReplica):
+        async def get_queue_len(self, *, deadline_s):
+            await asyncio.sleep(0.25)  # more than Ray Serve waits by default
+            return self.queue
+
+    known = Late("a", prefixes=hashes(1, 2))
+    assert with_router(lambda router: sent_to(router, hashes(1, 2)), known, FakeReplica("b")) == "a"

@@ -22,6 +22,8 @@ from hfpaged.serve.options import ServeOptions
 # Ray reads them when it is imported, or hands them to the processes that it starts.
 _RAY_VARIABLES = {
     "RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    # Its proxy is given up after three times 5 seconds; it begins when the replicas do, which load all the CPUs.
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "30",
 }  # fmt: skip
 # A cluster of our own is nobody else's: on Linux Ray's processes would listen to all machines around, and do what they
 # are told. The name is from where Ray does so by itself.

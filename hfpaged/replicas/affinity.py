@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 from hfpaged.errors import InvalidConfigError
 
+SHORT_QUEUE = 2  # requests that may wait at any replica
+
 
 @dataclass(frozen=True, kw_only=True)
 class Thresholds:
@@ -16,6 +18,9 @@ class Thresholds:
 
     gain      A match counts as longer by at least this share of the prompt. Below it a forward is hardly shorter, and
               what all prompts of a service begin with would draw all of them to the replica that had the first one.
+    queue   A replica where more requests wait than this share of its seats, and more than two, is passed over: they
+              wait for about that share of the time of one answer, against that of a forward. Two, as an engine counts
+              requests a little longer than they last.
     ratio, slack   A replica with more than `ratio` times the requests of the least loaded one, and `slack` more, is
               passed over: each step of a batch of twice as many takes longer for all of them, every token of theirs,
               where a prefix is computed once; below `slack` requests a step takes about as long as for one.
@@ -24,13 +29,16 @@ class Thresholds:
     """
 
     gain: float = 0.1
+    queue: float = 0.25
     ratio: float = 2.0
     slack: int = 8
     free: float = 0.05
 
     def __post_init__(self) -> None:
-        if not (0 <= self.gain <= 1 and 0 <= self.free <= 1):
-            raise InvalidConfigError(f"gain={self.gain} and free={self.free} are shares; use numbers from 0 to 1")
+        shares = {"gain": self.gain, "queue": self.queue, "free": self.free}
+        for name, share in shares.items():
+            if not 0 <= share <= 1:
+                raise InvalidConfigError(f"{name}={share} is a share; use a number from 0 to 1")
         if self.ratio < 1 or self.slack < 0:
             raise InvalidConfigError(
                 f"ratio={self.ratio} and slack={self.slack} pass over the least loaded too; use 1, 0 or more"
@@ -78,15 +86,15 @@ def ranked(
 
 
 def _roomy(known: list[Candidate], thresholds: Thresholds) -> list[Candidate]:
-    """Those that are not passed over. Where no replica has a seat and blocks, all are taken for equally full."""
+    """Those that are not passed over. Where no replica has room, all are taken for equally full."""
     least = min((each.load for each in known), default=0)
     even = [each for each in known if each.load <= thresholds.ratio * least + thresholds.slack]
     return [each for each in even if not _is_full(each, thresholds)] or even
 
 
 def _is_full(candidate: Candidate, thresholds: Thresholds) -> bool:
-    has_seat = candidate.seats is None or candidate.load < candidate.seats
-    return not has_seat or candidate.free < thresholds.free
+    waiting = candidate.load - candidate.seats if candidate.seats is not None else 0
+    return waiting > max(thresholds.queue * (candidate.seats or 0), SHORT_QUEUE) or candidate.free < thresholds.free
 
 
 def _pressures(known: list[Candidate], slack: int) -> dict[Candidate, float]:

@@ -28,6 +28,10 @@ class PrefixRouter(LocalityMixin, MultiplexMixin, RequestRouter):
     they have, and what it has itself sent there. Each ingress has one of its own.
     """
 
+    # A replica that does not tell its queue in that time is passed over, and what it knows is computed again: it may
+    # only be busy, where Ray Serve's 0.1 s are for replicas of which one is as good as another.
+    queue_len_response_deadline_s = 0.5
+
     def initialize_state(self, *, memory_seconds: float = 20.0, **thresholds: Any) -> None:
         """With `request_router_kwargs`: the fields of Thresholds. Raises InvalidConfigError."""
         self._routing = Routing(Thresholds(**thresholds), memory_seconds=memory_seconds, clock=time.monotonic)
