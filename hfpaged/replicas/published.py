@@ -52,7 +52,7 @@ class PublishedPrefixes:
         whole = [group for group, window in enumerate(windows) if window is None]
         self._needed = whole or range(len(windows))  # layer groups without whose block nothing behind is found
         self._places: OrderedDict[bytes, _Place] = OrderedDict()
-        self._known: dict[int, tuple[bytes, int]] = {}  # hash and depth, by a block's number
+        self._known: OrderedDict[int, tuple[bytes, int]] = OrderedDict()  # hash and depth, by a block's number
         self.below = _Below(self)
 
     def __len__(self) -> int:
@@ -139,8 +139,7 @@ class PublishedPrefixes:
 
     def _forget(self) -> None:
         """The hash that was made first, unless its block is there."""
-        number = next(iter(self._known))
-        known = self._known.pop(number)
+        number, known = self._known.popitem(last=False)
         place = self._places.get(known[0])
         if place is not None and place.number == number:
             self._known[number] = known
