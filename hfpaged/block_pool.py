@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
@@ -49,7 +49,9 @@ class BlockPool:
         self._refcounts: list[int] = []  # by block id, as long as high_water
         self._released: list[int] = []
         self._published: set[int] = set()
-        self._cached: dict[int, None] = {}  # published and held by nobody, least recently released first
+        # Published and held by nobody, least recently released first. A plain dict looks for its first key behind all
+        # those that were taken from it: 23 s to drop 100,000.
+        self._cached: OrderedDict[int, None] = OrderedDict()
         self._num_shared = 0
 
     @property
@@ -193,8 +195,7 @@ class BlockPool:
 
     def _evict(self) -> int:
         """Take the least recently used cached block; it is on no list then."""
-        block = next(iter(self._cached))
-        del self._cached[block]
+        block, _ = self._cached.popitem(last=False)
         self._published.remove(block)
         try:
             self.on_evict(block)
