@@ -7,6 +7,7 @@ import os
 import sys
 
 import psutil
+import ray_cluster
 
 from hfpaged import replicas
 from hfpaged.replicas.settings import ReplicaSettings
@@ -14,7 +15,7 @@ from hfpaged.replicas.settings import ReplicaSettings
 
 def main(port: int) -> None:
     launch = replicas._launch(alone=True)
-    with launch.cluster.join(ReplicaSettings()):
+    with ray_cluster.patient_start(), launch.cluster.join(ReplicaSettings()):
         launch.cluster.listen("127.0.0.1", port)
         ours = {process.pid for process in psutil.Process(os.getpid()).children(recursive=True)} | {os.getpid()}
         found = [each for each in psutil.net_connections("inet") if each.pid in ours and each.status == "LISTEN"]

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -27,6 +28,7 @@ VARIABLES = {
     "RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled", "OMP_NUM_THREADS": "1",
     "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "0.5",
     "RAY_SERVE_HANDLE_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "0.5", "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
+    "RAY_worker_niceness": "0",
 }  # fmt: skip
 
 
@@ -101,13 +103,36 @@ def two_nodes() -> Iterator[Any]:
 
     with short_folder() as folder, patch.dict(os.environ, {**VARIABLES, "RAY_TMPDIR": folder}):
         head = {"num_cpus": 0, "include_dashboard": False, "object_store_memory": STORE}
-        cluster = Cluster(initialize_head=True, head_node_args=head)
-        try:
-            for _ in range(2):
-                cluster.add_node(num_cpus=1, object_store_memory=STORE)
-            yield cluster
-        finally:
-            cluster.shutdown()
+        with patient_start():
+            cluster = Cluster(initialize_head=True, head_node_args=head)
+            try:
+                for _ in range(2):
+                    cluster.add_node(num_cpus=1, object_store_memory=STORE, wait=False)
+                cluster.wait_for_nodes(PATIENCE)
+                yield cluster
+            finally:
+                cluster.shutdown()
+
+
+@contextmanager
+def patient_start() -> Iterator[None]:
+    """A node has 30 seconds to start, which no variable of Ray's changes."""
+    from ray._private import services
+
+    get_node = services.get_node
+
+    def get_node_patiently(*args: Any) -> Any:
+        end = time.monotonic() + PATIENCE
+        while True:
+            try:
+                return get_node(*args)
+            except RuntimeError:  # it is not there yet
+                if time.monotonic() > end:
+                    raise
+                time.sleep(0.1)
+
+    with patch.object(services, "get_node", get_node_patiently):
+        yield
 
 
 def free_port() -> int:

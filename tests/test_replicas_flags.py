@@ -143,6 +143,17 @@ def test_ray_is_told_to_be_quiet_and_to_send_nothing_home(monkeypatch):
     assert not os.environ.keys() & replicas._ON_LOOPBACK.keys()
 
 
+def test_a_machine_that_is_too_busy_for_ray_to_start_is_told_of(monkeypatch):
+    cluster = pytest.importorskip("hfpaged.replicas.cluster")
+
+    def init(**_):
+        raise Exception("The current node timed out during startup. This could happen because ...\nmore")
+
+    monkeypatch.setattr(cluster.ray, "init", init)
+    with pytest.raises(cluster.RayStartError, match=r"timed out during startup.*when the machine is less busy"):
+        cluster.join(ReplicaSettings())
+
+
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.7", "some.machine"])
 def test_an_address_that_others_reach_without_a_key_is_warned_of(host, caplog):
     warn_if_open(ServeOptions(), host, "http://it")

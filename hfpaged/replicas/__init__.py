@@ -24,6 +24,9 @@ _RAY_VARIABLES = {
     "RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     # Its proxy is given up after three times 5 seconds; it begins when the replicas do, which load all the CPUs.
     "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "30",
+    # By default its workers, all that serves among them, give way to whatever else the machine does: beside as many
+    # programs as there are cores they get 3 % of one.
+    "RAY_worker_niceness": "0",
 }  # fmt: skip
 # A cluster of our own is nobody else's: on Linux Ray's processes would listen to all machines around, and do what they
 # are told. The name is from where Ray does so by itself.

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
 
-from hfpaged.errors import InvalidConfigError
+from hfpaged.errors import HfpagedError, InvalidConfigError
 from hfpaged.replicas.settings import ReplicaSettings
 
 with warnings.catch_warnings():  # of what Ray will do some day
@@ -24,6 +24,10 @@ CONTROLLER, NAMESPACE = "SERVE_CONTROLLER_ACTOR", "serve"  # Ray Serve's own nam
 QUIET_SERVE = {"enable_access_log": False, "log_level": "WARNING"}  # we tell of requests ourselves
 
 
+class RayStartError(HfpagedError):
+    """Ray's own processes are not there in time, or end at once."""
+
+
 class Proxy(NamedTuple):
     """Where Ray Serve listens, and whether it was started for us."""
 
@@ -35,7 +39,7 @@ class Proxy(NamedTuple):
 def join(settings: ReplicaSettings) -> AbstractContextManager[None]:
     """Make this process one of a Ray cluster: of that at `settings.address`, else of one of its own. Who gets this
     leaves it, and with it the cluster of its own ends. Raises InvalidConfigError where there is none, or too little in
-    it.
+    it, and RayStartError.
     """
     logging.getLogger("ray").setLevel(logging.ERROR)
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
@@ -79,11 +83,17 @@ def check_name(settings: ReplicaSettings) -> None:
 
 def _start(settings: ReplicaSettings) -> None:
     cpus = settings.max_replicas * settings.num_cpus
-    ray.init(
-        address="local",  # else Ray joins any cluster that it finds on this machine
-        num_cpus=max(int(-(-cpus // 1)), os.cpu_count() or 1), include_dashboard=False,
-        object_store_memory=OBJECT_STORE_BYTES, logging_level=logging.ERROR,
-    )  # fmt: skip
+    try:
+        ray.init(
+            address="local",  # else Ray joins any cluster that it finds on this machine
+            num_cpus=max(int(-(-cpus // 1)), os.cpu_count() or 1), include_dashboard=False,
+            object_store_memory=OBJECT_STORE_BYTES, logging_level=logging.ERROR,
+        )  # fmt: skip
+    except Exception as error:  # Ray has no kind of its own for a machine that is too busy
+        raise RayStartError(
+            f"Ray does not start on this machine: {_first_line(error)}; its processes have 30 s, so try again when the "
+            "machine is less busy, or start Ray with `ray start --head` and give --address auto"
+        ) from error
     there, asked = ray.cluster_resources().get("GPU", 0.0), settings.max_replicas * settings.num_gpus
     if asked > there:
         ray.shutdown()
@@ -97,11 +107,15 @@ def _join(address: str) -> None:
     try:
         ray.init(address=address, logging_level=logging.ERROR, namespace=None)
     except (ConnectionError, ValueError, RuntimeError, AuthenticationError) as error:
-        reason = str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
         raise InvalidConfigError(
-            f"no Ray cluster lets us in at --address {address}: {reason}; start one with `ray start --head`, set "
-            "RAY_AUTH_MODE=token where it wants the token of ~/.ray/auth_token, or leave --address out"
+            f"no Ray cluster lets us in at --address {address}: {_first_line(error)}; start one with "
+            "`ray start --head`, set RAY_AUTH_MODE=token where it wants the token of ~/.ray/auth_token, or leave "
+            "--address out"
         ) from error
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
 
 
 def _running_options() -> Any:
