@@ -49,6 +49,13 @@ def test_a_queue_is_long_by_the_seats_there_are():
     assert order(Candidate("a", matched=20, load=67, seats=64), behind, queue=0.0)[0] == "b"
 
 
+def test_a_replica_that_would_refuse_is_passed_over_while_another_one_would_not():
+    refusing = Candidate("a", matched=20, load=5, seats=4, most=5)
+    assert order(refusing, Candidate("b", load=4, seats=4, most=5)) == ["b", "a"]
+    assert order(refusing, Candidate("b", load=4, seats=4, most=5, free=0.0)) == ["b", "a"]
+    assert order(refusing, Candidate("b", load=5, seats=4, most=5)) == ["a", "b"]
+
+
 def test_where_all_are_full_the_longest_match_wins_again():
     full = Candidate("a", matched=20, load=8, seats=4), Candidate("b", load=7, seats=4)
     assert order(*full) == ["a", "b"]
@@ -115,6 +122,12 @@ def test_a_burst_of_one_new_prefix_goes_to_one_replica_before_any_has_told_of_it
 def test_what_a_replica_tells_is_known_to_a_router_that_has_sent_nothing():
     for _ in range(2):  # two ingresses
         assert routing().choose(a_prompt(1, 2, 3), {"a": told(), "b": told(7, 2)}, {})[0] == "b"
+
+
+def test_what_a_replica_takes_is_what_it_tells():
+    loads = {"a": 5, "b": 0}
+    for most, first in ((5, "b"), (6, "a"), (None, "a")):
+        assert routing().choose(a_prompt(1, 2), {"a": told(1, 2, most=most), "b": told()}, loads)[0] == first
 
 
 def test_what_was_sent_is_forgotten_after_a_while_unless_it_is_told_of():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -51,6 +52,7 @@ class Candidate(NamedTuple):
     matched   blocks of the prompt that it knows
     load      requests that it has
     seats     sequences that it computes at once, None where that is not known
+    most      requests that it takes: to one more it answers 429
     free      the share of its pool that nobody holds
     placed    hashes of other prompts that were lately sent there
     """
@@ -59,6 +61,7 @@ class Candidate(NamedTuple):
     matched: int = 0
     load: int = 0
     seats: int | None = None
+    most: float = math.inf
     free: float = 1.0
     placed: int = 0
 
@@ -86,9 +89,10 @@ def ranked(
 
 
 def _roomy(known: list[Candidate], thresholds: Thresholds) -> list[Candidate]:
-    """Those that are not passed over. Where no replica has room, all are taken for equally full."""
-    least = min((each.load for each in known), default=0)
-    even = [each for each in known if each.load <= thresholds.ratio * least + thresholds.slack]
+    """Those that are not passed over. Where no replica has room, all that take more are taken for equally full."""
+    taking = [each for each in known if each.load < each.most] or known
+    least = min((each.load for each in taking), default=0)
+    even = [each for each in taking if each.load <= thresholds.ratio * least + thresholds.slack]
     return [each for each in even if not _is_full(each, thresholds)] or even
 
 

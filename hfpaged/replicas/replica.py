@@ -121,7 +121,8 @@ class Replica:
         self._batcher: ContinuousBatcher = await asyncio.to_thread(_load, recipe)
         self._leaving.callback(self._batcher.close)
         assert recipe.options.salt_secret is not None
-        self._reporter = Reporter(self._batcher, recipe.options.salt_secret)
+        most_queued = recipe.sizes.get("max_num_queued_requests")
+        self._reporter = Reporter(self._batcher, recipe.options.salt_secret, most_queued)
         app = build_app(self._batcher, _own_options(recipe, self.name))
         self._service: Service = app.state.service
         self._hosted = Hosted(app, lambda: app.router.lifespan_context(app))

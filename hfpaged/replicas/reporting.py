@@ -11,22 +11,24 @@ from hfpaged.replicas.routing_hash import RoutingHash
 
 class Reporter:
     """Of the replica around `batcher`: `stats` is what its `record_routing_stats` gives back. `secret` is that of the
-    salts, the same on all replicas and all ingresses.
+    salts, the same on all replicas and all ingresses. So many requests may wait as `most_queued` says, None for any
+    number.
     """
 
-    def __init__(self, batcher: ContinuousBatcher, secret: bytes) -> None:
-        self._batcher = batcher
+    def __init__(self, batcher: ContinuousBatcher, secret: bytes, most_queued: int | None = None) -> None:
+        self._batcher, self._most_queued = batcher, most_queued
         self._published: PublishedPrefixes = watch_prefixes(batcher.pool, RoutingHash(secret))
 
     def stats(self) -> dict[str, Any]:
         """See `RoutingStats`. From any thread; it takes some milliseconds where the pool is large."""
         batcher, blocks = self._batcher, self._batcher.pool.blocks
-        running = len(batcher.requests_with_blocks())
+        running, seats = len(batcher.requests_with_blocks()), batcher.limits["max_num_seqs"]
         return {
             "prefixes": self._published.hottest(),
             "running": running,
             "waiting": max(len(batcher.loop.requests) - running, 0),
-            "seats": batcher.limits["max_num_seqs"],
+            "seats": seats,
+            "most": None if self._most_queued is None else seats + self._most_queued,
             "free": blocks.num_free / blocks.num_blocks if blocks.num_blocks else 1.0,
         }
 

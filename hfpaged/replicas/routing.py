@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
@@ -54,6 +55,7 @@ class Routing:
             self._recent.matched(name, depths, stats.prefixes, now),
             stats.running + stats.waiting if load is None else load,
             stats.seats,
+            stats.most or math.inf,
             stats.free,
             self._recent.placed(name, now),
         )

@@ -15,6 +15,7 @@ class RoutingStats(NamedTuple):
     prefixes           routing hashes of blocks that requests can begin with there
     running, waiting   requests that hold blocks, and others
     seats              sequences that it computes at once, None where it has not said
+    most               requests that it takes, None for any number
     free               the share of its pool that nobody holds; cached prefixes count as free
     """
 
@@ -22,6 +23,7 @@ class RoutingStats(NamedTuple):
     running: int = 0
     waiting: int = 0
     seats: int | None = None
+    most: int | None = None
     free: float = 1.0
 
 
@@ -35,6 +37,7 @@ def read_stats(told: Any) -> RoutingStats:
         running=_count(told.get("running")) or 0,
         waiting=_count(told.get("waiting")) or 0,
         seats=_count(told.get("seats")) or None,
+        most=_count(told.get("most")) or None,
         free=float(free) if isinstance(free, (int, float)) and math.isfinite(free) else 1.0,
     )
 
