@@ -12,7 +12,7 @@ from hfpaged.block_table import GONE
 
 
 class BlockStored(msgspec.Struct, omit_defaults=True, tag=True):
-    """As vLLM 0.24 to 0.31 declares it, and nothing that hfpaged does."""
+    """As vLLM 0.26 to 0.33 declares it, and nothing that hfpaged does; more fields with defaults stand behind these."""
 
     block_hashes: list[int | bytes]
     parent_block_hash: int | bytes | None
@@ -89,7 +89,7 @@ class Mirror:
                 self._store(event)
             elif isinstance(event, REMOVED):
                 for name in event.block_hashes:
-                    self._by_medium[event.medium].pop(name, None)
+                    del self._by_medium[event.medium][name]  # routers count: what goes has come, once
             else:
                 self.blocks.clear()
                 self.below.clear()
@@ -99,6 +99,7 @@ class Mirror:
         parent = event.parent_block_hash
         for number, name in enumerate(event.block_hashes):
             start = number * event.block_size
+            assert name not in self._by_medium[event.medium]
             self._by_medium[event.medium][name] = parent, tuple(event.token_ids[start : start + event.block_size])
             parent = name
 
@@ -143,10 +144,12 @@ class Subscriber(Mirror):
         answers = []
         while True:
             assert self._replays.poll(10_000), "no answer"
-            _, number, payload = self._replays.recv_multipart()
+            delimiter, topic, number, payload = self._replays.recv_multipart()  # vLLM 0.26 and later
+            assert delimiter == b""
             if number == b"\xff" * 8:
-                assert payload == b""
+                assert topic == payload == b""
                 return answers
+            self.topics.add(topic.decode())
             answers.append((int.from_bytes(number, "big"), payload))
 
     def catch_up(self) -> None:

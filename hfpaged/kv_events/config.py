@@ -26,7 +26,7 @@ class KVEventsConfig:
     buffer_steps        batches that are kept for them
     hwm                 messages that wait for one slow subscriber; he loses what comes beyond
     max_queue_size      changes of blocks that wait to be published; with more, all is told anew
-    schema              "map": events as vLLM 0.24 and later sends them; "array": as before
+    schema              "map": events and replays as vLLM 0.26 and later sends them; "array": as it did until 0.23
     int_hashes          hashes as their last 64 bits, as vLLM does by default; else all 32 bytes
     salted              publish prompts with a salt too, in clear as all others
     data_parallel_rank  which of several engines this is

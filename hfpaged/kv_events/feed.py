@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Many
 from contextlib import suppress
 from operator import attrgetter
@@ -39,6 +39,11 @@ def is_in_pool(entry: PrefixBlock, group: int) -> bool:
 class Change(NamedTuple):
     entry: PrefixBlock
     is_there: bool
+
+
+def in_order(entries: Iterable[PrefixBlock]) -> list[Change]:
+    """That they are there, each behind its parent."""
+    return [Change(entry, True) for entry in sorted(entries, key=attrgetter("number"))]
 
 
 class BlockFeed:
@@ -105,8 +110,7 @@ class BlockFeed:
 
     def snapshot(self) -> list[Change]:
         """What is there, each behind its parent."""
-        there = sorted(filter(self._is_there, self._place.entries()), key=attrgetter("number"))
-        return [Change(entry, True) for entry in there]
+        return in_order(filter(self._is_there, self._place.entries()))
 
     def _is_there(self, entry: PrefixBlock) -> bool:
         each = (self._has(entry, group) for group in self._groups)

@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterable, Mapping
 import zmq
 
 from hfpaged.kv_events.config import KVEventsConfig
-from hfpaged.kv_events.feed import BlockFeed, Change
+from hfpaged.kv_events.feed import BlockFeed, Change, in_order
 from hfpaged.kv_events.replay_buffer import Batch, ReplayBuffer
 from hfpaged.kv_events.replay_server import ReplayServer
 from hfpaged.kv_events.sockets import Sockets
 from hfpaged.kv_events.wire import Wire, is_plain
+from hfpaged.prefix_block import PrefixBlock
 
 logger = logging.getLogger("hfpaged")
 
@@ -43,6 +44,9 @@ class Publisher:
         self._sockets = Sockets(config)
         self.endpoint, self.replay_endpoint = self._sockets.endpoint, self._sockets.replay_endpoint
         self._topic, self._number = config.topic.encode(), 0
+        # What those who follow know, by the hash of each block. Routers count how often one was stored.
+        self._told: dict[str, dict[bytes, PrefixBlock]] = {medium: {} for medium in feeds}
+        self._telling = threading.Lock()  # around `_told` and `_number`, which say the same to each replay
         self._buffer = ReplayBuffer(config.buffer_steps)
         self._replays: ReplayServer | None = None
         self._is_over = threading.Event()
@@ -54,7 +58,8 @@ class Publisher:
             feed.start()
         self._thread.start()
         if self._sockets.replays is not None:
-            self._replays = ReplayServer(self._sockets.replays, self._buffer, self._everything)
+            topic = self._topic if self._config.schema == "map" else None
+            self._replays = ReplayServer(self._sockets.replays, self._buffer, self._everything, topic)
 
     def close(self) -> None:
         """What has changed before is published, and the ports are free afterwards."""
@@ -91,8 +96,7 @@ class Publisher:
         self._count("dropped", sum(feed.take_dropped() for feed in self._feeds.values()))
         are_behind = [feed.take_behind() for feed in self._feeds.values()]
         if any(are_behind):  # one word clears all media
-            self._send([self._wire.cleared()])
-            self._count("cleared", 1)
+            self._clear()
             for medium, feed in self._feeds.items():
                 there = feed.snapshot()
                 for start in range(0, len(there), MOST_CHANGES):
@@ -101,13 +105,30 @@ class Publisher:
             while changes := feed.take(MOST_CHANGES):
                 self._tell(changes, medium)
 
+    def _clear(self) -> None:
+        with self._telling:
+            for told in self._told.values():
+                told.clear()
+            self._send([self._wire.cleared()])
+        self._count("cleared", 1)
+
     def _tell(self, changes: Iterable[Change], medium: str) -> None:
-        told = list(filter(self._is_told, changes))
-        if told:
-            self._send(self._wire.events(told, medium))
-            stored = sum(change.is_there for change in told)
-            self._count("stored", stored)
-            self._count("removed", len(told) - stored)
+        with self._telling:
+            news = [change for change in changes if self._is_told(change) and self._is_news(change, medium)]
+            if news:
+                self._send(self._wire.events(news, medium))
+        stored = sum(change.is_there for change in news)
+        self._count("stored", stored)
+        self._count("removed", len(news) - stored)
+
+    def _is_news(self, change: Change, medium: str) -> bool:
+        told, name = self._told[medium], change.entry.digest
+        was_there = name in told
+        if change.is_there:
+            told[name] = change.entry
+        else:
+            told.pop(name, None)
+        return was_there != change.is_there
 
     def _count(self, event: str, more: int) -> None:
         self.counts[event] = self.counts.get(event, 0) + more
@@ -119,11 +140,14 @@ class Publisher:
             self._buffer.add(batch)  # first: who sees a gap by the next one finds this one
         self._sockets.events.send_multipart((self._topic, batch.number.to_bytes(8, "big"), batch.payload), zmq.NOBLOCK)
 
-    def _everything(self) -> bytes:
+    def _everything(self) -> Batch:
+        with self._telling:
+            number = self._number - 1
+            told = {medium: list(entries.values()) for medium, entries in self._told.items()}
         events = [self._wire.cleared()]
-        for medium, feed in self._feeds.items():
-            events += self._wire.events(filter(self._is_told, feed.snapshot()), medium)
-        return self._wire.batch(self._clock(), events)
+        for medium, entries in told.items():
+            events += self._wire.events(in_order(entries), medium)
+        return Batch(number, self._wire.batch(self._clock(), events))
 
     def _is_told(self, change: Change) -> bool:
         entry = change.entry

@@ -1,8 +1,8 @@
-"""Answers those who have missed batches, as vLLM's publisher does: [number] comes, and [number, payload] goes for each
-batch from that one on that is kept, then [-1, nothing].
+"""Answers those who have missed batches, as vLLM's publisher does: [number] comes, and [topic, number, payload] goes
+for each batch from that one on that is kept, then [nothing, -1, nothing].
 
 One thing is better than there: who asks for batches that are kept no more, a router that starts late say, gets all that
-is there now as one batch in their place, and can follow from then on.
+is there as one batch in the place of all, and can follow from then on.
 """
 
 from __future__ import annotations
@@ -23,10 +23,15 @@ END = (-1).to_bytes(8, "big", signed=True)
 
 
 class ReplayServer:
-    """A thread around a ROUTER socket. `everything` writes a batch of all that is there now."""
+    """A thread around a ROUTER socket. `everything` is a batch that says all that the last one left behind; `topic` is
+    None where answers are as vLLM 0.25 and earlier sent them, without one.
+    """
 
-    def __init__(self, socket: Any, buffer: ReplayBuffer, everything: Callable[[], bytes]) -> None:
+    def __init__(
+        self, socket: Any, buffer: ReplayBuffer, everything: Callable[[], Batch], topic: bytes | None
+    ) -> None:
         self._socket, self._buffer, self._everything = socket, buffer, everything
+        self._topic, self._no_topic = ([], []) if topic is None else ([topic], [b""])
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="hfpaged-kv-replay", daemon=True)
         self._thread.start()
@@ -50,12 +55,12 @@ class ReplayServer:
             return
         client, delimiter, number = frames
         for batch in self._missed(int.from_bytes(number, "big")):
-            self._send(client, delimiter, batch.number.to_bytes(8, "big"), batch.payload)
-        self._send(client, delimiter, END, b"")
+            self._send(client, delimiter, *self._topic, batch.number.to_bytes(8, "big"), batch.payload)
+        self._send(client, delimiter, *self._no_topic, END, b"")
 
     def _missed(self, number: int) -> list[Batch]:
         kept, first = self._buffer.since(number)
-        return kept if number >= first else [Batch(first - 1, self._everything()), *kept]
+        return kept if number >= first else [self._everything()]
 
     def _send(self, *frames: bytes) -> None:
         self._socket.send_multipart(frames, zmq.NOBLOCK)

@@ -29,8 +29,9 @@ class Sockets:
             self.replay_endpoint: str | None = None
             if config.replay_endpoint is not None:
                 self.replays = self._context.socket(zmq.ROUTER)
-                # All that is kept fits into what waits for one client; of one who does not read, no more.
-                self.replays.setsockopt(zmq.SNDHWM, config.buffer_steps + 2)
+                # All that is kept fits into what waits for one client; of one who does not read, no more. Twice as
+                # much, since he says what he has read only after each half.
+                self.replays.setsockopt(zmq.SNDHWM, 2 * (config.buffer_steps + 1))
                 self.replay_endpoint = _open(self.replays, config.replay_endpoint)
         except BaseException:
             self.close()
