@@ -467,6 +467,44 @@ def test_the_ports_are_free_afterwards_and_a_taken_one_is_told(llama):
             plain.bind(("127.0.0.1", port))
 
 
+def test_a_file_belongs_to_one_publisher_and_is_gone_afterwards(llama, tmp_path):
+    cache, at = PagedCache(llama, block_size=BLOCK, num_blocks=40), f"ipc://{tmp_path}/events"
+    with kv_events.publish(cache, at) as publisher, Subscriber(at) as router:
+        with pytest.raises(InvalidConfigError, match="Address already in use"), kv_events.publish(cache, at):
+            pass
+        seeds = itertools.count()
+        wait_for(lambda: generate(llama, cache, next(seeds)) or router.receive(200))
+        assert publisher.endpoint == at
+    assert list(tmp_path.iterdir()) == []
+    with plain_socket(tmp_path / "events"):
+        pass  # of one who was killed
+    with kv_events.publish(cache, at):
+        assert (tmp_path / "events").exists()
+
+
+def plain_socket(path):
+    unix = socket.socket(socket.AF_UNIX)
+    unix.bind(str(path))
+    return unix
+
+
+def test_nobody_fills_the_memory_with_what_he_sends(llama):
+    cache = PagedCache(llama, block_size=BLOCK, num_blocks=40)
+    with (
+        kv_events.publish(cache, FREE, replay_endpoint=FREE) as publisher,
+        Subscriber(publisher.endpoint, publisher.replay_endpoint) as router,
+        zmq.Context() as context,
+        context.socket(zmq.DEALER) as hostile,
+    ):
+        hostile.setsockopt(zmq.LINGER, 0)
+        hostile.connect(publisher.replay_endpoint)
+        monitor = hostile.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        hostile.send_multipart([b"", b"x" * 100_000])
+        assert monitor.poll(10_000), "the connection should have been closed"
+        hostile.disable_monitor()
+        wait_for(lambda: router.replay(0))
+
+
 BAD = {
     "endpoint": ["", "5557", "http://127.0.0.1:5557", "tcp://127.0.0.1", "tcp://*:99999", "ipc://", "tcp://a b:1", 5],
     "replay_endpoint": ["tcp://router.example:5558", "x"],
@@ -492,13 +530,6 @@ def test_an_address_of_this_machine_is_bound_and_any_other_one_connected_to():
     private = [text for text in here if Endpoint.parse(text).is_private]
     assert private == [text for text in here if "*" not in text and "0.0.0.0" not in text]
     assert str(Endpoint.parse("tcp://[::]:5557")) == "tcp://[::]:5557"
-
-
-def test_of_several_engines_each_has_ports_of_its_own_as_vllm_counts_them():
-    config = KVEventsConfig(endpoint="tcp://*:5557", replay_endpoint="tcp://*:5657").of_rank(2)
-    assert (config.endpoint, config.replay_endpoint, config.data_parallel_rank) == ("tcp://*:5559", "tcp://*:5659", 2)
-    assert KVEventsConfig(endpoint="ipc:///tmp/x").of_rank(1).endpoint == "ipc:///tmp/x_dp1"
-    assert KVEventsConfig().of_rank(0) == KVEventsConfig()
 
 
 def test_others_on_the_network_are_warned_of(llama, caplog):

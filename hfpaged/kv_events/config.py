@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from hfpaged.errors import InvalidConfigError
@@ -65,12 +65,6 @@ class KVEventsConfig:
     def endpoints(self) -> tuple[str, ...]:
         """That of the events, and that of replays if there is one."""
         return (self.endpoint,) if self.replay_endpoint is None else (self.endpoint, self.replay_endpoint)
-
-    def of_rank(self, rank: int) -> KVEventsConfig:
-        """For engine `rank` of several on one machine: its ports lie `rank` higher, as in vLLM."""
-        moved = [Endpoint.parse(text).moved(rank) for text in self.endpoints]
-        replay_endpoint = moved[1] if len(moved) > 1 else None
-        return replace(self, endpoint=moved[0], replay_endpoint=replay_endpoint, data_parallel_rank=rank)
 
     @classmethod
     def from_json(cls, text: str) -> KVEventsConfig | None:

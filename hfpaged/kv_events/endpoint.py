@@ -51,13 +51,6 @@ class Endpoint(NamedTuple):
         except ValueError:  # a name, which may lead anywhere
             return False
 
-    def moved(self, places: int) -> str:
-        """The same with a port so much higher, or a file of another name."""
-        if self.scheme == "ipc":
-            return f"{self}_dp{places}" if places else str(self)
-        port = self.port if self.port == "*" else str(int(self.port) + places)
-        return str(self._replace(port=port))
-
     def __str__(self) -> str:
         if self.scheme == "ipc":
             return f"ipc://{self.host}"

@@ -27,9 +27,7 @@ class ReplayServer:
     None where answers are as vLLM 0.25 and earlier sent them, without one.
     """
 
-    def __init__(
-        self, socket: Any, buffer: ReplayBuffer, everything: Callable[[], Batch], topic: bytes | None
-    ) -> None:
+    def __init__(self, socket: Any, buffer: ReplayBuffer, everything: Callable[[], Batch], topic: bytes | None) -> None:
         self._socket, self._buffer, self._everything = socket, buffer, everything
         self._topic, self._no_topic = ([], []) if topic is None else ([topic], [b""])
         self._is_over = threading.Event()
