@@ -1,7 +1,8 @@
-"""What tells one model from another: a hash of its config and of a sample of its weights.
+"""What tells one model from another: a hash of its config and of its weights.
 
-Read again at each admission, as weights may be trained or merged in place between two calls: keys of other weights
-must never be found. A sample of each tensor is enough, because whatever trains a tensor moves all of it.
+Asked for at each admission, as weights may be trained or merged in place between two calls: keys of other weights must
+never be found. All of a tensor is read when it comes and when torch has counted a change; a sample is read each time,
+for changes that torch does not count.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import hashlib
 import json
 import secrets
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 from hfpaged.block_hash import ExtraKey
 from hfpaged.onednn_weight import OnednnWeight
 from hfpaged.spread import devices_of, home, in_runs, stored_weight
+from hfpaged.weight_contents import WeightContents, plain_parts
 
 _HARMLESS = {"accelerate", "hfpaged", "peft", "torch", "transformers"}
 SAMPLES = 8  # numbers of each tensor
@@ -39,6 +41,7 @@ class Weights:
     shapes: bytes
     devices: tuple[str, ...]  # on which the parameters compute
     layout: str  # the same in the order of the parameters: where each layer's blocks lie follows from it
+    contents: WeightContents
 
 
 _known: weakref.WeakKeyDictionary[nn.Module, Weights] = weakref.WeakKeyDictionary()
@@ -66,10 +69,11 @@ def has_hidden_weights(model: nn.Module) -> bool:
 def _fingerprint(tensors: list[Tensor], weights: Weights, config: Mapping[str, Any]) -> str:
     digest = hashlib.sha256(json.dumps(_without_origin(config), sort_keys=True, default=str).encode())
     digest.update(weights.shapes)
+    digest.update(weights.contents.digest(tensors, weights.addresses))
     alike: dict[torch.dtype, list[Tensor]] = {}
     if any(tensor.is_meta and isinstance(tensor, nn.Parameter) for tensor in tensors):
         digest.update(secrets.token_bytes(32))
-    for part in (part for tensor in tensors for part in _plain(tensor)):
+    for part in (part for tensor in tensors for part in plain_parts(tensor, _sample_of)):
         if not part.is_meta and part.numel():
             alike.setdefault(part.dtype, []).append(sample(part))
     for samples in alike.values():
@@ -120,7 +124,8 @@ def _read(model: nn.Module) -> tuple[list[Tensor], Weights]:
         addresses = [_address(tensor) for tensor in tensors]
     known = _known.get(model)
     if known is None or known.addresses != addresses:
-        known = _known[model] = _look_at(model, addresses)
+        contents = WeightContents() if known is None else known.contents
+        known = _known[model] = _look_at(model, addresses, contents)
     return tensors, known
 
 
@@ -133,7 +138,7 @@ def _behind(modules: list[nn.Module]) -> tuple[list[Tensor], list[int]]:
             if tensor is not None:
                 stored = stored_weight(module, name) if tensor.is_meta else None
                 tensors.append(tensor if stored is None else stored)
-                addresses.append(home(module) if tensor.is_meta else _address(tensor))
+                addresses.append(hash((home(module), name)) if tensor.is_meta else _address(tensor))
     return tensors, addresses
 
 
@@ -179,7 +184,7 @@ def _home(hook: Any) -> str:
     return str(getattr(code, "__module__", type(code).__module__)).split(".")[0]
 
 
-def _look_at(model: nn.Module, addresses: list[int]) -> Weights:
+def _look_at(model: nn.Module, addresses: list[int], contents: WeightContents) -> Weights:
     tied = getattr(model, "all_tied_weights_keys", None) or {}  # once offloaded they are no longer one tensor
     named = [
         (name, tensor)
@@ -189,7 +194,7 @@ def _look_at(model: nn.Module, addresses: list[int]) -> Weights:
     shapes = "\n".join(f"{name} {tuple(tensor.shape)} {tensor.dtype}{_part(tensor)}" for name, tensor in named)
     devices = devices_of(model.modules())
     layout = in_runs(devices) if len(set(devices)) > 1 else "".join(devices[:1])
-    return Weights(addresses, shapes.encode(), tuple(sorted(set(devices))), layout)
+    return Weights(addresses, shapes.encode(), tuple(sorted(set(devices))), layout, contents)
 
 
 def _part(tensor: Any) -> str:
@@ -215,22 +220,8 @@ def _address(tensor: Tensor) -> int:
         return id(tensor)
 
 
-def _plain(tensor: Tensor) -> Iterator[Tensor]:
-    """The plain tensors that a tensor, or the subclass of a quantization library, is made of; of one that is spread
-    over processes the part that is here.
-
-    A weight in oneDNN's order counts as the plain one: its results differ by rounding only, as those of batches of
-    different sizes do.
-    """
-    if type(tensor) is OnednnWeight:
-        yield tensor.sample if tensor.successor is None else sample(tensor.successor.detach())
-    elif hasattr(tensor, "__tensor_flatten__"):
-        for inner in (getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]):
-            if isinstance(inner, Tensor):  # a part of a weight that is spread over processes names its mesh, too
-                yield from _plain(inner)
-    else:
-        plain = tensor.detach()
-        yield plain if type(plain) is Tensor else plain.as_subclass(Tensor)
+def _sample_of(packed: OnednnWeight) -> Tensor:
+    return packed.sample if packed.successor is None else sample(packed.successor.detach())
 
 
 def sample(tensor: Tensor) -> Tensor:

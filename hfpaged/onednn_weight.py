@@ -113,11 +113,11 @@ class OnednnWeight(Tensor):
     def __deepcopy__(self, memo: dict[int, Any]) -> nn.Parameter:
         """A copy is plain, and leaves this one as it is."""
         if id(self) not in memo:
-            memo[id(self)] = _plain_of(self)
+            memo[id(self)] = plain_of(self)
         return memo[id(self)]
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return _plain_of(self).__reduce_ex__(protocol)
+        return plain_of(self).__reduce_ex__(protocol)
 
     def __repr__(self) -> str:  # type: ignore[override]
         return f"OnednnWeight(shape={tuple(self.shape)}, dtype={self.dtype})"
@@ -188,7 +188,7 @@ def unpack(weight: Any, reason: str | None = None) -> nn.Parameter:
             return weight  # another thread has done it
         if weight.successor is not None:
             return weight.successor
-        plain, told = _plain_of(weight, weight.plain), _told(weight, reason)
+        plain, told = plain_of(weight, weight.plain), _told(weight, reason)
         try:
             with torch.inference_mode(False):
                 swap_tensors(weight, plain)
@@ -204,7 +204,7 @@ def _replace(weight: Any, reason: str) -> nn.Parameter:
     with _lock:
         if weight.successor is None:
             told = _told(weight, reason)
-            _succeed(weight, _plain_of(weight, weight.plain))
+            _succeed(weight, plain_of(weight, weight.plain))
             told()
     successor: nn.Parameter = weight.successor
     return successor
@@ -220,7 +220,7 @@ def _succeed(weight: Any, plain: nn.Parameter) -> nn.Parameter:
     return plain
 
 
-def _plain_of(weight: OnednnWeight, kept: Tensor | None = None) -> nn.Parameter:
+def plain_of(weight: OnednnWeight, kept: Tensor | None = None) -> nn.Parameter:
     """The same numbers as a plain parameter, in memory of its own or `kept`; never one that inference mode made."""
     with torch.inference_mode(False), torch.no_grad():
         if kept is None:

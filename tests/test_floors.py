@@ -30,7 +30,7 @@ FLOORS = {
     " device_copies agreed_matches"
     " host_tier swapping device_timer restoring"
     " prefix_store*"
-    " packed_plan spread",
+    " packed_plan spread weight_contents",
     2: "adapters adapter_choice compat compat_beams compat_generation layer_states layer_step new_blocks"
     " graph handle paged_layer state_layer model_classes pageable mask_pattern mask attention attention_code"
     " attention_origin pictures prefix_sharing prefix_lookup cache_pool row_cache cache patching"

@@ -65,6 +65,26 @@ def hits_and_same(model, cache, inputs, tolerance=1e-4):
     return hits
 
 
+def test_a_copy_of_a_model_with_one_row_of_weights_changed_finds_nothing(tmp_path):
+    model, inputs = make("llama"), prompts([37])
+    computed(model, tmp_path, inputs)
+    other = make("llama")
+    with torch.no_grad():
+        other.get_input_embeddings().weight[int(inputs["input_ids"][0, 5])] += 3
+    cache, _ = service(other, tmp_path)
+    assert hits_and_same(other, cache, inputs) == 0
+
+
+def test_a_row_of_weights_that_is_changed_between_two_calls_is_seen():
+    model, inputs = make("llama"), prompts([37])
+    cache = hfpaged.PagedCache(model, num_blocks=128, block_size=BLOCK_SIZE)
+    generate(model, cache, inputs)
+    cache.free()
+    with torch.no_grad():
+        model.get_input_embeddings().weight[int(inputs["input_ids"][0, 5])] += 3
+    assert hits_and_same(model, hfpaged.PagedCache(model, pool=cache.pool), inputs) == 0
+
+
 @pytest.mark.parametrize("name", ["llama", "mistral", "gemma2", "gpt_oss", "deepseek_v3"])
 @pytest.mark.parametrize("lengths", [[37], [41, 33, 18]])
 def test_another_service_begins_with_what_one_computed(name, lengths, tmp_path):
