@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 import tiny_models
@@ -123,6 +124,23 @@ def test_a_small_model_is_computed_faster_than_a_disk_reads(capsys, tmp_path):
     assert disk["size_bytes"] == 10 * GIB
     assert not disk["pays"]
     assert "does not pay" in run(capsys, path, "--device", "h100", "--prefix-store", tmp_path)[1]
+
+
+@pytest.mark.parametrize("flag", ["--swap-space", "--prefix-store-size"])
+def test_a_tier_that_holds_no_block_is_refused_as_serve_refuses_it(capsys, llama_70b, flag):
+    code, _, err = run(capsys, llama_70b, "--device", "h100", flag, "1MiB")
+    assert code == 2
+    assert f"{flag} 1048576: so many bytes hold no block, of which one takes {80 * 16 * 8 * 2 * 128 * 2}" in err
+
+
+def test_a_large_gain_is_a_plain_number(capsys, llama_70b):
+    assert re.search(r"pays +\d{2,} x", run(capsys, llama_70b, "--device", "h100", "--swap-space", "10GiB")[1])
+
+
+def test_half_a_rank_is_none(capsys, llama_70b):
+    with pytest.raises(SystemExit):
+        run(capsys, llama_70b, "--tp", "2.5")
+    assert "'2.5' is no number of at least 1" in capsys.readouterr().err
 
 
 def test_tiers_of_two_groups_hold_each_token_twice():

@@ -45,4 +45,4 @@ def tier_rows(below: Iterable[TierPlan]) -> Iterable[Row]:
         word = "pays" if tier.pays else "does not pay"
         back, computed = lasting(tier.back), lasting(tier.computed)
         line = f"{back} a token at {tier.rate:g} GB/s ({tier.origin}), {computed} computed (an estimate)"
-        yield ("", word, f"{tier.gain:.2g} x", line)
+        yield ("", word, f"{tier.gain:.{0 if tier.gain >= 10 else 1}f} x", line)

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from hfpaged.errors import InvalidConfigError
+
 if TYPE_CHECKING:
     from hfpaged.planner.case import Machine
     from hfpaged.planner.fit import Fit
@@ -56,7 +58,7 @@ class TierPlan:
 
 def tiers(found: Fit) -> list[TierPlan]:
     """Those that were asked for, the faster one first. None for a model without blocks, or whose layers keep a state
-    that no tier has.
+    that no tier has. Raises InvalidConfigError for a tier that holds no block.
     """
     choices, layout = found.case.choices, found.layout
     if not layout.windows or layout.state_bytes:
@@ -74,6 +76,11 @@ def _tier(found: Fit, name: str, flag: str, size: int, rate: float, origin: str)
 
     layout, cost = found.layout, roofline(found)
     blocks = size // layout.block_bytes
+    if not blocks:
+        raise InvalidConfigError(
+            f"{flag} {size}: so many bytes hold no block, of which one takes {layout.block_bytes}; give more, or leave "
+            "it out"
+        )
     tokens = blocks // len(layout.windows) * layout.block_size
     # Weights that the plan quantizes are fewer bytes to read, and as many to multiply with.
     plain = found.case.sizes.weights(replace(found.case.choices, weights_dtype=None)).bytes
