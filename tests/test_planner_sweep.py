@@ -161,6 +161,13 @@ def test_the_command_prints_tables_and_what_more_memory_is_worth(files, capsys):
     assert "more would give" in out
 
 
+def test_a_sweep_says_what_it_leaves_out(files, capsys):
+    assert plan(files, "--sweep", "--replicas", "3", "--json") == 0
+    assert any("one of 3 replicas" in note for note in json.loads(capsys.readouterr().out)["notes"])
+    assert plan(files, "--sweep", "--prefix-store", "kept") == 0
+    assert "note: tiers below the pool are left out" in capsys.readouterr().out
+
+
 def test_the_command_prints_json(files, capsys):
     assert plan(files, "--sweep", "--json", "--replay", str(files / "trace.jsonl"), "--jobs", "1") == 0
     told = json.loads(capsys.readouterr().out)

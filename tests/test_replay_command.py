@@ -85,6 +85,14 @@ def test_json_has_each_variant_with_its_figures(model, trace, capsys):
     assert found["knee"] is None
 
 
+def test_what_is_not_replayed_is_said(model, trace, capsys):
+    words = (model, "--kv-cache-memory", "64KiB", "--replay", trace, "--cost", GIVEN, "--no-knee", "--requests", 3)
+    notes = as_json(capsys, *words, "--replicas", 2, "--swap-space", "1MiB")["notes"]
+    assert any("one of 2 replicas, which gets all requests" in note for note in notes)
+    assert any("tiers below the pool are left out" in note for note in notes)
+    assert not any("left out:" in note or "replicas" in note for note in as_json(capsys, *words)["notes"])
+
+
 def test_sizes_of_the_engine_are_tried_too(model, trace, capsys):
     words = ("--kv-cache-memory", "64KiB", "--replay", trace, "--cost", GIVEN, "--no-knee", "--requests", 9)
     lists = ("--over", "max_num_seqs=2,8", "--over", "token-budget=32,64", "--over", "window=none,16")

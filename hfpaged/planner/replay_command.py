@@ -60,6 +60,7 @@ def _replayed(args: argparse.Namespace, found: Fit) -> Report:
     from hfpaged.planner.replay_report import Report, best_of, sample
     from hfpaged.planner.replay_runs import Runs, progress
     from hfpaged.planner.trace_reading import read
+    from hfpaged.planner.words import one_pool
 
     variants = variants_of(found, args.over)  # before a long trace is read: what cannot be is said at once
     trace = read(args.replay)
@@ -86,4 +87,6 @@ def _replayed(args: argparse.Namespace, found: Fit) -> Report:
     name = "stdin" if args.replay == "-" else os.path.basename(args.replay)
     if runs.was_interrupted:
         print("hfpaged: interrupted; this is what was found until then", file=sys.stderr)
-    return Report(found.case.sizes.facts.name, name, trace, cost, own, of_recording, knee, runs.was_interrupted)
+    return Report(
+        found.case.sizes.facts.name, name, trace, cost, own, of_recording, knee, runs.was_interrupted, one_pool(found)
+    )  # fmt: skip

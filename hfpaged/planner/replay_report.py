@@ -27,6 +27,7 @@ class Report:
     recorded: Outcome | None
     knee: Knee | None
     was_interrupted: bool
+    left_out: Sequence[str] = ()  # of what was chosen
 
     def about(self) -> Iterator[str]:
         """What was replayed, and what a step is taken to cost."""
@@ -49,6 +50,7 @@ class Report:
 
     def notes(self) -> Iterator[str]:
         """What whoever reads the figures must know."""
+        yield from self.left_out
         skipped = self.trace.skipped
         if skipped.count:
             shown = "; ".join(f"line {line}: {reason}" for line, reason in skipped.first)

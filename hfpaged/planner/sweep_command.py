@@ -28,11 +28,12 @@ def run(args: argparse.Namespace, found: Fit) -> int:
     """Print the sweep, and draw it. Raises InvalidConfigError, TraceError."""
     from hfpaged.planner.sweep import concurrency
     from hfpaged.planner.sweep_report import Sweep, show, write
+    from hfpaged.planner.words import one_pool
 
     _check(args, found)
     hits, skipped = _hits(args, found) if args.replay is not None else (None, 0)
     machine, facts = found.case.machine, found.case.sizes.facts
-    sweep = Sweep(facts.name, machine.name, found.pool, concurrency(found), hits, skipped)
+    sweep = Sweep(facts.name, machine.name, found.pool, concurrency(found), hits, skipped, one_pool(found))
     if args.sweep:  # before anything is printed, as a reader may go away
         write(sweep, args.sweep)
     if args.json:

@@ -55,6 +55,7 @@ class Sweep:
     fits: Concurrency
     hits: HitsByPool | None = None
     skipped: int = 0
+    left_out: Sequence[str] = ()  # of what was chosen
 
     @property
     def title(self) -> str:
@@ -66,10 +67,12 @@ class Sweep:
         return {
             "model": self.model, "device": self.device, "pool_bytes": self.pool,
             "concurrency": self.fits.as_json(), "hits": hits, "skipped_lines": self.skipped,
+            "notes": list(self.notes()),
         }  # fmt: skip
 
     def notes(self) -> Iterator[str]:
         """What whoever reads the figures must know."""
+        yield from self.left_out
         for name, why in self.fits.left_out.items():
             yield f"{name} is left out: {why}"
         if self.skipped:

@@ -68,6 +68,16 @@ def remarks(found: Fit) -> list[str]:
     return said
 
 
+def one_pool(found: Fit) -> list[str]:
+    """What replays and sweeps, which know a pool and nothing else, leave out of what was chosen."""
+    choices, said = found.case.choices, []
+    if choices.replicas > 1:
+        said.append(f"this is one of {choices.replicas} replicas, which gets all requests of a trace; give it its part")
+    if choices.swap_space or choices.store_size:
+        said.append("tiers below the pool are left out: what they would bring back is computed here")
+    return said
+
+
 def ranks(found: Fit) -> list[str]:
     """What --tp does not divide."""
     facts, tp = found.case.sizes.facts, found.case.choices.tp
