@@ -86,6 +86,12 @@ def stopped(group, runner):
     return os.kill(os.getpid(), signal.SIGSTOP)
 
 
+def stopped_at_the_end(group, runner):
+    if group.leads:
+        return group.close()
+    return os.kill(os.getpid(), signal.SIGSTOP)
+
+
 def leaves(group, runner):
     if group.leads:
         time.sleep(1)
@@ -157,7 +163,7 @@ def of_all_lengths(group, runner):
 SCENARIOS = {
     scenario.__name__: scenario
     for scenario in (
-        *(killed, leader_killed, killed_in_vain, fails, stopped, leaves),
+        *(killed, leader_killed, killed_in_vain, fails, stopped, stopped_at_the_end, leaves),
         *(leader_leaves, leader_ends_in_a_thread, interrupted, of_all_lengths),
     )
 }
@@ -172,7 +178,7 @@ def run(name, rank):
     rank_watch.EVERY = 0.2
     if name in ("killed_in_vain", "leader_ends_in_a_thread"):
         rank_watch.GRACE, rank_watch.LAST_WORDS = 1.0, 0.5
-    if name == "stopped":
+    if name.startswith("stopped"):
         rank_watch.SILENT, rank_watch.GONE, rank_watch.GRACE = 1.0, 2.0, 1.0
     dist.init_process_group("gloo", init_method=f"file://{FOLDER / name}", rank=rank, world_size=2)
     group = RankGroup(Ranks(rank, 2, dist.group.WORLD))
@@ -196,7 +202,7 @@ def started(name, rank):
 def main():
     children = {started(name, rank): (name, rank) for name in SCENARIOS for rank in range(2)}
     codes, deadline = {}, time.monotonic() + 60
-    while len(codes) < len(children) - 1 and time.monotonic() < deadline:  # one is stopped
+    while len(codes) < len(children) - 2 and time.monotonic() < deadline:  # two are stopped
         pid, status = os.waitpid(-1, os.WNOHANG)
         if pid:
             codes[pid] = os.waitstatus_to_exitcode(status)

@@ -84,6 +84,12 @@ def test_a_rank_that_is_stopped_is_told_of_and_given_up_in_the_end(became):
     assert said.index("rank 1 of 2 has not been heard of for") < said.index("no rank of the group can go on")
 
 
+def test_a_rank_that_is_stopped_does_not_keep_rank_0_from_its_end(became):
+    first, second = became("stopped_at_the_end")
+    assert (first.code, second.code) == (1, "no end")
+    assert "rank 1 of 2 has not been heard of for" in first.log
+
+
 def test_a_rank_that_leaves_too_early_is_told_what_it_should_have_called(became):
     first, second = became("leaves")
     assert (first.code, second.code) == (RAISED, 0)

@@ -125,7 +125,7 @@ class RankGroup:
     def close(self) -> None:
         """Rank 0 lets the others go; they go."""
         if self.leads and not self.is_closed and self.watch.fault is None:
-            with suppress(RuntimeError):  # somebody has died just now
+            with suppress(RuntimeError), self.watch.waiting():  # somebody has died just now
                 self._send(CLOSE, np.empty(0, dtype=np.int64))
         self.leave()
 

@@ -79,9 +79,9 @@ class RankWatch:
     def busy(self) -> Iterator[None]:
         """Inside the other ranks are needed. Whatever is raised there ends the group: RankLostError."""
         self.check()
-        self._count_busy(1)
         try:
-            yield
+            with self.waiting():
+                yield
         except RankLostError:
             raise
         except BaseException as error:
@@ -89,6 +89,13 @@ class RankWatch:
             self.declare(f"{self._ranks} failed in the middle of a step: {type(error).__name__}: {error}")
             assert self.fault is not None
             raise RankLostError(self.fault) from error
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Inside this rank may wait for another one: where that is gone, and nothing wakes it, its process ends."""
+        self._count_busy(1)
+        try:
+            yield
         finally:
             self._count_busy(-1)
 
