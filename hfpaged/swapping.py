@@ -191,25 +191,26 @@ class Swapping:
     def _keep(self, evicted: list[Evicted]) -> None:
         rows, began = self.rows(), time.perf_counter()
         for group, few in groupby(sorted(evicted, key=lambda each: each.group), key=lambda each: each.group):
-            blocks = list(few)
+            blocks = [each for each in few if self._lacks(each.entry, group)]
             kept = self._store(rows, group, blocks)
             self.counts.blocks_out += kept
             self.counts.blocks_dropped += len(blocks) - kept
             self.counts.bytes_out += kept * rows.bytes_of(group)
         self.counts.seconds_out += time.perf_counter() - began
 
+    def _lacks(self, entry: PrefixBlock, group: int) -> bool:
+        """Whether a block is to be copied: what is below may have it by itself."""
+        lacks = self.host is not None or self.lower is None or self.lower.wants(entry, group)
+        self.counts.blocks_kept += not lacks
+        return lacks
+
     def _store(self, rows: BlockRows, group: int, blocks: list[Evicted]) -> int:
         """Those of one layer group; how many are kept."""
-        if not rows.nbytes:  # a pool that has seen no key
-            return 0
         if self.host is not None:
             return self.host.store(blocks)
-        return self._store_lower(rows, group, blocks)
-
-    def _store_lower(self, rows: BlockRows, group: int, blocks: list[Evicted]) -> int:
-        if self.lower is None:
+        if self.lower is None or not rows.nbytes:  # a pool that has seen no key
             return 0
-        blocks, staged = [each for each in blocks if self.lower.wants(each.entry, group)], self.staged()
+        staged = self.staged()
         for start in range(0, len(blocks), STAGED):
             few = blocks[start : start + STAGED]
             rows.take(group, [each.block for each in few], staged, range(len(few)))

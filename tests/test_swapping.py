@@ -104,6 +104,22 @@ def test_without_host_memory_the_tier_below_gets_all():
         texts.pool.add_tier(FakeTier())
 
 
+@pytest.mark.parametrize("places", [0, 3, 100])
+@pytest.mark.parametrize("windows", [(None,), (None, 6)], ids=str)
+def test_each_evicted_block_is_counted_once_and_as_lost_only_where_it_is(places, windows):
+    texts = SwappedTexts(6 * len(windows), places, windows)
+    texts.pool.add_tier(FakeTier())
+    for seed in (0, 1, 0, 1, 2, 0):
+        texts.run(text(22, seed))
+    counts, host = texts.counts, texts.pool.swapping.host
+    lost_below = counts.blocks_out - host.num_blocks if host else 0  # which the lower tier took
+    assert counts.blocks_out + counts.blocks_kept + counts.blocks_dropped - lost_below == (
+        texts.pool.prefixes.index.counts.evictions
+    )
+    assert (counts.blocks_dropped == 0 and counts.blocks_kept > 0) or places == 3
+    texts.check()
+
+
 def test_another_pool_finds_what_the_tier_below_holds():
     tier = FakeTier()
     first, second = SwappedTexts(6, 0), SwappedTexts(20, 0)
