@@ -69,7 +69,7 @@ def _read(file: Any, path: str) -> tuple[Manifest, FlatTree]:
         manifest = parse_manifest(file.metadata()["manifest"])
         trees = {name: file.get_tensor(name) for name in file.keys() if name.startswith("tree.")}  # noqa: SIM118
         return manifest, read_tree(manifest, trees)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise PrefixFileError(f"{path!r} cannot be understood: {error}; save the prefixes again") from error
 
 

@@ -81,7 +81,7 @@ def installed_versions() -> dict[str, str]:
 
 
 def parse_manifest(text: str) -> Manifest:
-    """Raises ValueError, KeyError or TypeError for what `to_json` did not write."""
+    """Raises ValueError, KeyError, TypeError, AttributeError or OverflowError for what `to_json` did not write."""
     parts = json.loads(text)
     if parts["format"] != FORMAT:
         raise ValueError(f"its format is number {parts['format']}, this version of hfpaged reads {FORMAT}")

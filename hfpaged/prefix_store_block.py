@@ -182,7 +182,7 @@ def read_block(
             if (tensors[name].dtype, tuple(tensors[name].shape)) != (dtype, shape):
                 raise ValueError(f"{name} is {tensors[name].dtype} {tuple(tensors[name].shape)}, not {dtype} {shape}")
             parts.append(tensors[name].flatten().view(torch.uint8))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise PrefixFileError(f"the file {address.name(group)} cannot be understood: {error}") from error
     return layers, parts
 

@@ -24,7 +24,8 @@ _OWN = re.compile(rf"[0-9a-f]{{64}}-[0-9]+{re.escape(_SUFFIX)}")
 # As parts of the limit: the directory is read anew when so much was written since the last time, and files are removed
 # when less than the reserve is left, until two reserves are. Eight processes that write at once stay below the limit.
 _LOOK_AGAIN, _RESERVE = 128, 16
-# A process that was killed while it wrote leaves a temporary file. It takes milliseconds to write one.
+# A process that was killed while it wrote leaves a temporary file. It takes milliseconds to write one. A time that is
+# so far ahead comes from before the clock was set back.
 ABANDONED_SECONDS = 600.0
 
 
@@ -115,7 +116,7 @@ class StoreFolder:
 
     def _scan(self) -> tuple[list[_Found], int]:
         """(our files, the bytes of those that are being written). Those that nobody writes any more are removed."""
-        found, temporary = [], 0
+        found, temporary, now = [], 0, self._clock()
         with os.scandir(self.path) as entries:
             for entry in entries:
                 is_temporary = entry.name.startswith(TEMPORARY_PREFIX) and entry.name.endswith(TEMPORARY_SUFFIX)
@@ -123,9 +124,11 @@ class StoreFolder:
                     continue
                 with suppress(FileNotFoundError):  # another process was faster
                     about = entry.stat(follow_symlinks=False)
+                    is_ahead = about.st_mtime > now + ABANDONED_SECONDS
                     if not is_temporary:
-                        found.append(_Found(about.st_mtime_ns, entry.name, about.st_size))
-                    elif about.st_mtime < time.time() - ABANDONED_SECONDS:
+                        # What is ahead of all would never go again, and what is written now would go before it.
+                        found.append(_Found(0 if is_ahead else about.st_mtime_ns, entry.name, about.st_size))
+                    elif is_ahead or about.st_mtime < now - ABANDONED_SECONDS:
                         os.unlink(entry.path)
                     else:
                         temporary += about.st_size

@@ -202,7 +202,7 @@ def test_swapped_files_are_never_used(store):
     assert store.counts.damaged == 6
 
 
-@pytest.mark.parametrize("change", ["format", "tokens", "shape", "missing"])
+@pytest.mark.parametrize("change", ["format", "infinite", "tokens", "shape", "missing"])
 def test_a_file_with_a_right_digest_and_wrong_contents_is_never_used(change, store, caplog):
     (address,) = addresses(1, 1)
     put(store, address)
@@ -212,6 +212,8 @@ def test_a_file_with_a_right_digest_and_wrong_contents_is_never_used(change, sto
     tensors = load_file(path)
     if change == "format":
         manifest["format"] += 1
+    elif change == "infinite":
+        manifest["block_size"] = float("inf")
     elif change == "tokens":
         tensors["tree.tokens"][2] += 1
     elif change == "shape":
@@ -262,6 +264,24 @@ def test_the_bound_is_held_and_the_least_recently_used_go_first(store):
     assert there[0] == there[-1] == 12
     assert there[1] == 0
     assert store.folder.num_removed == store.counts.written - sum(there)
+
+
+def test_what_was_written_before_the_clock_was_set_back_goes_first(store):
+    before, after = addresses(1, 40), addresses(2, 40)
+    store.folder._clock = lambda: time.time() + 10**6
+    for address in before:
+        put(store, address)
+    store.folder._clock = time.time
+    for address in after:
+        put(store, address)
+    abandoned = store.folder.path / ".hfpaged-x.tmp"
+    abandoned.write_bytes(b"x")
+    os.utime(abandoned, (time.time() + 10**6,) * 2)
+    store.folder.limit = size_on_disk(store.folder.path) * 3 // 4
+    store.folder.look()
+    assert all(store.has(address, 0) for address in after)
+    assert sum(store.has(address, 0) for address in before) < 40
+    assert not abandoned.exists()
 
 
 def test_the_end_of_a_prefix_goes_before_its_beginning(store):
