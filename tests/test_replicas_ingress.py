@@ -8,6 +8,7 @@ import httpx
 import pytest
 import serve_models
 from replica_answers import normal
+from traced import tracing
 
 from hfpaged.replicas.hosting import Hosted
 from hfpaged.replicas.ingress import Door, ingress_app
@@ -175,6 +176,19 @@ def test_a_request_keeps_its_name_through_all_of_it_and_the_proxy_puts_it_into_t
     with caplog.at_level("INFO", "hfpaged.access"):
         run(test)
     assert sum("/v1/completions 200" in line and " mine " in line for line in caplog.messages) == 2
+
+
+def test_a_trace_that_a_client_has_begun_goes_on_in_the_replica():
+    trace, parent = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+
+    async def test(one, many, calls):
+        headers = {"traceparent": f"00-{trace}-{parent}-01"}
+        assert (await many.post("/v1/completions", json=COMPLETION, headers=headers)).status_code == 200
+
+    with tracing() as traced:
+        run(test, replicas=1)
+    (span,) = traced.requests
+    assert (f"{span.context.trace_id:032x}", f"{span.parent.span_id:016x}") == (trace, parent)
 
 
 def test_the_router_is_told_of_each_prompt():
