@@ -17,7 +17,7 @@ SCOPE = {"type": "http", "path": "/health"}
 
 
 class Replica:
-    """Gives an answer, raises an error, or is silent."""
+    """Gives an answer, or none where another one is meant, raises an error, or is silent."""
 
     def __init__(self, name, status):
         self.name, self.status = name, status
@@ -31,6 +31,8 @@ class Replica:
                 self.is_asked_in_vain = True
         if isinstance(self.status, BaseException):
             raise self.status
+        if not self.is_meant:
+            return None
         return Answered(self.name, [{"type": "http.response.start", "status": self.status, "headers": []}])
 
 
@@ -41,10 +43,13 @@ class Handle:
     def options(self, **_):
         return self
 
-    def broadcast(self, method, *args):
+    def broadcast(self, method, scope, body, only):
+        self.only = only
         return self
 
     async def _fetch_replica_results_async(self):
+        for each in self.replicas:
+            each.is_meant = self.only in (None, each.name)
         return self.replicas
 
 
@@ -72,6 +77,12 @@ def test_one_answer_may_be_enough(monkeypatch):
     monkeypatch.setattr(calls, "LATE_SECONDS", 1000.0)
     monkeypatch.setattr(calls, "ALL_SECONDS", 1000.0)
     assert "r1" in asked(None, 200, enough=lambda answer: answer.messages[0]["status"] == 200)
+
+
+def test_the_one_that_is_named_does_not_wait_for_others(monkeypatch):
+    monkeypatch.setattr(calls, "LATE_SECONDS", 1000.0)
+    monkeypatch.setattr(calls, "ALL_SECONDS", 1000.0)
+    assert asked(None, None, 200, only="r2") == ["r2"]
 
 
 def test_where_all_are_meant_a_silent_one_is_told():

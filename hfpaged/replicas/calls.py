@@ -52,6 +52,8 @@ class ReplicaCalls:
 
         Raises ApiError 503 where there is none, and where it is told.
         """
+        if only is not None:  # the others give none
+            enough = _is_there
         found = await self._of_all("answer_whole", _sent(scope), body, only, enough=enough, strict=strict)
         return sorted((answer for answer in found if answer is not None), key=lambda answer: answer.replica)
 
@@ -94,6 +96,10 @@ class ReplicaCalls:
         except (DeploymentUnavailableError, asyncio.TimeoutError):
             raise no_replica() from None
         return {asyncio.ensure_future(each.get_async()) for each in results}
+
+
+def _is_there(answer: Answered | None) -> bool:
+    return answer is not None
 
 
 def silent(count: int) -> ApiError:
