@@ -23,13 +23,7 @@ from hfpaged.telemetry.exporting import SHIPPED, export, read_shipped
 ROOT = Path(__file__).parent.parent
 
 # Metrics that the dashboard does not show, each with its reason.
-NOT_SHOWN: dict[str, str] = {
-    "hfpaged_kv_events_total": "only where a router outside follows, which counts for itself",
-    **dict.fromkeys(
-        (metric.name for metric in METRICS if metric.name.startswith("hfpaged_prefix_store_")),
-        "only where services share a directory; what it saves is in the hit tokens, which are shown",
-    ),
-}
+NOT_SHOWN: dict[str, str] = {}
 
 UNITS = {"short", "percentunit", "s", "bytes", "reqps", "ops", "si:B·s"}
 DOCTOR = re.compile(r"Diagnose: hfpaged doctor http://\{\{ \$labels\.instance \}\}/metrics$")

@@ -83,8 +83,12 @@ def batcher():
 
 
 @pytest.fixture
-def shadowed():
-    with batcher_of(SHADOWED, kv_dtype="int8", shadow=1.0, swap_space="1MiB") as batcher:
+def shadowed(tmp_path):
+    tiers = {"swap_space": "1MiB", "prefix_store": tmp_path / "store"}
+    with (
+        batcher_of(SHADOWED, kv_dtype="int8", shadow=1.0, **tiers) as batcher,
+        hfpaged.kv_events.publish(batcher, "tcp://127.0.0.1:*"),
+    ):
         yield batcher
 
 
