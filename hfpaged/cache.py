@@ -206,6 +206,12 @@ class PagedCache(RowCache):
         """What was found of the last prompts."""
         return self._lookup
 
+    @property
+    def kind(self) -> str:
+        """What must be alike in the caches that the ranks of a model make for one batch."""
+        pool = self.pool
+        return f"{pool.block_size} {pool.kv_format.title} {self._lookup.shares} {self._rows.rules}"
+
     def explain_last(self, tokenizer: Decoder | None = None) -> list[PrefixReport]:
         """For each row of the last batch that began with this cache: how much of its prompt was known when it came,
         and why no more. Texts are shown with a `tokenizer`, or anything that has `decode`.

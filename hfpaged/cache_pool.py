@@ -19,6 +19,7 @@ from hfpaged.kv_storage import PartScales
 from hfpaged.layer_groups import LayerGroup
 from hfpaged.pageable import why_refused
 from hfpaged.prefix_store_tier import add_prefix_store
+from hfpaged.ranks import Ranks
 from hfpaged.tensor_parallel import ranks_of
 from hfpaged.tiers_spec import NO_TIERS, TiersSpec
 
@@ -86,11 +87,6 @@ def pool_for(
         if spec.below.prefix_store is not None:
             add_prefix_store(pool, spec.below.prefix_store, spec.below.prefix_store_size)
         return pool
-    if ranks is not None and pool.swapping is not None:
-        raise InvalidConfigError(
-            f"pool= has host memory or a prefix store below it, and this is {ranks} of a model: each would decide by "
-            "its own measurements what comes back, and they must all compute the same tokens; leave pool= out"
-        )
     if pool.is_of_several_ranks:
         raise InvalidConfigError(
             "pool= is that of a batcher whose model several ranks compute together, and another cache would put other "
@@ -118,8 +114,18 @@ def pool_for(
             f"the pool was made for layer groups {pool.groups}, this model has {groups}: "
             "caches on one pool must be of one model"
         )
-    pool.ranks = pool.ranks or ranks
+    join_ranks(pool, ranks)
     return pool
+
+
+def join_ranks(pool: KVPool, ranks: Ranks | None) -> None:
+    """It is for a model that several processes compute, if `ranks` are some. Raises InvalidConfigError for tiers."""
+    if ranks is not None and pool.swapping is not None:
+        raise InvalidConfigError(
+            f"the pool has host memory or a prefix store below it, and this is {ranks} of a model: each would decide "
+            "by its own measurements what comes back, and they must all compute the same tokens; use another pool"
+        )
+    pool.ranks = pool.ranks or ranks
 
 
 def _head_dim(config: PreTrainedConfig) -> int | None:

@@ -147,7 +147,7 @@ def _before_forward(
     call = generation_watch.current()
     if call is not None:
         call.forward_begins(cache)
-    check_ranks(cache, named)
+    check_ranks(cache, module, named)
     left = cache.expect(named, module, stores_padding=keeps_padding)
     return None if left is None else ((), left)
 

@@ -30,17 +30,17 @@ class PrefixLookup:
     """
 
     def __init__(self, shares: bool, has_state: bool, *, counts: bool = True) -> None:
-        self._shares, self._has_state, self._counts = shares, has_state, counts
+        self.shares, self._has_state, self._counts = shares, has_state, counts
         self.may_have_changed = False  # whether the weights may be others than those of the stored keys
         self._admission: Admission | Declined | None = None
 
     def beside(self, shares: bool) -> PrefixLookup:
         """For a cache that computes a part of a prompt for this one."""
-        return PrefixLookup(self._shares and shares, self._has_state, counts=False)
+        return PrefixLookup(self.shares and shares, self._has_state, counts=False)
 
     def fork(self) -> PrefixLookup:
         """For a copy of the cache."""
-        child = PrefixLookup(self._shares, self._has_state)
+        child = PrefixLookup(self.shares, self._has_state)
         child._admission = self._admission
         return child
 
@@ -50,7 +50,7 @@ class PrefixLookup:
         """Let empty rows begin with what is known of their prompts, and note what tokens the step brings. Returns the
         arguments of what is left to be computed, None where that is everything.
         """
-        if not self._shares:
+        if not self.shares:
             return None
         tokens = rows.tokens
         content = None if self._has_state or not may_share else read_content(inputs)

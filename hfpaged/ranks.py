@@ -8,9 +8,13 @@ therefore compared before it decides anything. Every function here is one for al
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -19,6 +23,8 @@ from torch import Tensor
 
 from hfpaged.errors import RankLostError, RanksDifferError
 
+logger = logging.getLogger("hfpaged")
+PATIENCE = 10.0  # seconds for which a rank waits for the others without a word
 _host_groups: dict[dist.ProcessGroup, dist.ProcessGroup] = {}
 
 
@@ -44,12 +50,13 @@ class Ranks:
 
     @property
     def host_group(self) -> dist.ProcessGroup:
-        """For small tensors in host memory: NCCL knows none, so a gloo group is made beside it, by all ranks."""
-        if dist.get_backend(self.group) == "gloo":
-            return self.group
+        """A gloo group for small tensors in host memory, made by all ranks: NCCL knows none, and where ranks do
+        different things what is compared must not meet the sums of a layer, which gloo would take for it.
+        """
         if self.group not in _host_groups:
             members = dist.get_process_group_ranks(self.group)
-            _host_groups[self.group] = dist.new_group(members, backend="gloo", use_local_synchronization=True)
+            with _told_if_long(self):
+                _host_groups[self.group] = dist.new_group(members, backend="gloo", use_local_synchronization=True)
         return _host_groups[self.group]
 
 
@@ -74,7 +81,7 @@ def ranges(ranks: Ranks | None, numbers: Sequence[int]) -> list[tuple[int, int]]
         return [(number, number) for number in numbers]
     both = torch.tensor([*numbers, *(-number for number in numbers)], dtype=torch.int64)
     try:
-        dist.all_reduce(both, op=dist.ReduceOp.MIN, group=ranks.host_group)
+        _wait(ranks, dist.all_reduce(both, op=dist.ReduceOp.MIN, group=ranks.host_group, async_op=True))
     except RuntimeError as error:
         why = str(error).strip().splitlines()[-1]
         raise RankLostError(f"another rank is gone, as {ranks} noticed while it waited for it ({why})") from error
@@ -104,3 +111,33 @@ def check_same(ranks: Ranks | None, what: str, number: int, remedy: str) -> None
         given = [torch.empty(1, dtype=torch.int64) for _ in range(ranks.size)]
         dist.all_gather(given, torch.tensor([number], dtype=torch.int64), group=ranks.host_group)
         raise RanksDifferError(what, [int(each) for each in given], ranks.rank, remedy)
+
+
+def _wait(ranks: Ranks, work: dist.Work) -> None:
+    """Until all ranks have brought their part. Raises RuntimeError where one is gone."""
+    try:
+        work.wait(timedelta(seconds=PATIENCE))
+    except RuntimeError:
+        if work.is_completed():  # and so it has failed
+            raise
+        _tell_of_waiting(ranks)
+        work.wait()
+
+
+@contextmanager
+def _told_if_long(ranks: Ranks) -> Iterator[None]:
+    """The same, around what can only wait as a whole."""
+    timer = threading.Timer(PATIENCE, _tell_of_waiting, [ranks])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _tell_of_waiting(ranks: Ranks) -> None:
+    logger.warning(
+        "%s has waited for another rank for %.0f s: all ranks must make the same calls, generate() of this model with "
+        "a PagedCache on each of them, or none", ranks, PATIENCE,
+    )  # fmt: skip

@@ -1,7 +1,8 @@
 """That all ranks of a model compute the same tokens: looked at before each forward that a patched model makes.
 
 Each rank draws its own tokens from the same logits, with its own generator. One that was seeded otherwise, or was given
-another prompt, would go another way than the rest, and all would wait for one another, or compute nonsense together.
+another prompt or another kind of cache, would go another way than the rest, and all would wait for one another, or
+compute nonsense together.
 """
 
 from __future__ import annotations
@@ -13,36 +14,44 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
+from transformers import PreTrainedModel
 
+from hfpaged import compat_sharding
+from hfpaged.cache_pool import join_ranks
 from hfpaged.kv_pool import KVPool
 from hfpaged.ranks import Ranks, check_same, digest, ranges
+from hfpaged.tensor_parallel import ranks_of
 
 if TYPE_CHECKING:
     from hfpaged.cache import PagedCache
 
 logger = logging.getLogger("hfpaged")
 _told: weakref.WeakKeyDictionary[KVPool, tuple[int, int]] = weakref.WeakKeyDictionary()  # of which pools it was said
-_WHAT = "the tokens of this forward"
-_REMEDY = "give all ranks the same prompts and settings, and call torch.manual_seed with one number before sampling"
+_WHAT = "the tokens, or the caches, of this forward"
+_REMEDY = (
+    "give all ranks the same prompts, the same settings (no max_time, which is over at another token on each) and "
+    "caches made alike, and call torch.manual_seed with one number before sampling"
+)
 
 
-def check_ranks(cache: PagedCache, inputs: Mapping[str, Any]) -> None:
+def check_ranks(cache: PagedCache, model: PreTrainedModel, inputs: Mapping[str, Any]) -> None:
     """One exchange of two numbers. Raises RanksDifferError, on all ranks, where the inputs of the forward differ."""
+    if cache.pool.ranks is None and compat_sharding.tp_size(model) > 1:  # made of a config, which knows no ranks
+        join_ranks(cache.pool, ranks_of(model))
     ranks = cache.pool.ranks
     if ranks is None:
         return
-    length = cache.get_seq_length()
-    seen, free = _seen(length, inputs), 0 if length else cache.pool.num_free
-    (low, high), (least, most) = ranges(ranks, [seen, free])
+    seen = _seen(cache, inputs)
+    (low, high), (least, most) = ranges(ranks, [seen, cache.pool.num_free])
     if low != high:
         check_same(ranks, _WHAT, seen, _REMEDY)
     if least != most:
         _free_garbage(ranks, cache.pool)
 
 
-def _seen(length: int, inputs: Mapping[str, Any]) -> int:
-    """A number for the token ids and for which of them are padding, behind `length` tokens. Not for embeddings."""
-    parts = [str(length).encode()]
+def _seen(cache: PagedCache, inputs: Mapping[str, Any]) -> int:
+    """A number for the cache and its length, the token ids and which of them are padding. Not for embeddings."""
+    parts = [f"{cache.kind} {cache.get_seq_length()}".encode()]
     for name in ("input_ids", "inputs_embeds", "attention_mask"):
         given = inputs.get(name)
         if isinstance(given, Tensor):
@@ -63,7 +72,7 @@ def _free_garbage(ranks: Ranks, pool: KVPool) -> None:
     if least != most:
         _told[pool] = least, most
         logger.warning(
-            "the pools of the ranks have %d to %d free blocks before a batch (this is %s): caches, pinned or loaded "
+            "the pools of the ranks have %d to %d free blocks before a forward (this is %s): caches, pinned or loaded "
             "prefixes differ, and the fullest may run out of blocks alone; do the same on all ranks",
             least, most, ranks,
         )  # fmt: skip

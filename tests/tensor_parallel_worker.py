@@ -7,6 +7,7 @@ import gc
 import os
 import shutil
 import sys
+import time
 from functools import partial
 from pathlib import Path
 
@@ -260,6 +261,49 @@ def other_seeds():
     return str(raised.value)
 
 
+def other_caches():
+    """Each of these would have the ranks exchange other things, or compute with keys that do not go together."""
+    model, errors = load("llama"), []
+    for unlike in ({"kv_dtype": "int8"}, {"block_size": 32}, {"prefix_sharing": False}, {"window": 16}):
+        cache = hfpaged.PagedCache(model, num_blocks=64, **(unlike if RANK else {}))
+        with pytest.raises(hfpaged.RanksDifferError) as raised:
+            tokens(model, cache)
+        cache.pool.check_integrity()
+        errors.append(str(raised.value))
+    found = tokens(model, hfpaged.PagedCache(model, num_blocks=64))
+    return {"paged": found, "plain": plain("llama"), "errors": errors}
+
+
+def config_cache():
+    """A cache that was made of a config learns of the ranks by the model that uses it."""
+    model = hfpaged.patch(load("llama"))
+    pool = hfpaged.PagedCache(config=model.config, num_blocks=64).pool
+    found = [tokens(model, hfpaged.PagedCache(config=model.config, pool=pool), LONG)]
+    if RANK == 1:
+        assert pool.drop_prefixes()
+    found.append(tokens(model, hfpaged.PagedCache(config=model.config, pool=pool), LONG))
+    with pytest.raises(hfpaged.InvalidConfigError) as refused:
+        tokens(model, hfpaged.PagedCache(config=model.config, num_blocks=64, swap_space="1MiB"))
+    return {"paged": found, "plain": [plain("llama", LONG)] * 2, "refused": str(refused.value)}
+
+
+def waiting():
+    """The other rank comes when this one has said that it waits."""
+    model, said, told = load("llama"), [], FOLDER / "told"
+
+    def tell(text, *parts):
+        said.append(text % parts)
+        told.touch()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ranks, "PATIENCE", 0.1)
+        patch.setattr(ranks.logger, "warning", tell)
+        while RANK == 1 and not told.exists():
+            time.sleep(0.02)
+        found = tokens(model, hfpaged.PagedCache(model, num_blocks=64))
+    return {"paged": found, "plain": plain("llama"), "said": said}
+
+
 def pools_differ():
     """What one rank alone has forgotten is computed again by all; and each says why as it can."""
     model = load("llama")
@@ -295,6 +339,28 @@ def garbage():
         gc.enable()
     wanted = [plain("llama", tiny_models.prompts([50, 37], seed=4))]
     return {"paged": found, "plain": wanted, "free": free, "told": pool in same_tokens._told}
+
+
+def garbage_in_a_chat():
+    """The same, before a chat goes on."""
+    model, whole = load("llama"), tiny_models.shared("llama")
+    pool = hfpaged.PagedCache(model, num_blocks=11).pool
+    chat, alone = hfpaged.PagedCache(model, pool=pool, prefix_sharing=False), DynamicCache(config=whole.config)
+    gc.collect()
+    gc.disable()
+    try:
+        other = hfpaged.PagedCache(model, pool=pool, prefix_sharing=False)
+        first = tokens(model, chat, tiny_models.prompts([20]))
+        tokens(whole, alone, tiny_models.prompts([20]))
+        tokens(model, other, tiny_models.prompts([60]))
+        other.circle = other
+        del other
+        if RANK == 1:
+            gc.collect()
+        free, then = pool.num_free, {"input_ids": torch.tensor([[*first[0], *range(3, 80)]])}
+        return {"paged": tokens(model, chat, then), "plain": tokens(whole, alone, then), "free": free}
+    finally:
+        gc.enable()
 
 
 def pinned():
@@ -352,13 +418,10 @@ def refusals():
 
 
 def host_group():
-    """Beside NCCL, which has no place for tensors in host memory."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ranks.dist, "get_backend", lambda group: "nccl")
-        own = tensor_parallel.ranks_of(load("llama"))
-        made = own.host_group
-        assert made is own.host_group is not own.group
-        return ranks.ranges(own, [RANK, 5])
+    own = tensor_parallel.ranks_of(load("llama"))
+    made = own.host_group
+    assert made is own.host_group is not own.group
+    return ranks.ranges(own, [RANK, 5])
 
 
 CASES = {
@@ -369,8 +432,8 @@ CASES = {
         case.__name__: case
         for case in (
             window, prefixes, eviction, chat, default_cache, pool_bytes, replicated_bytes, sizes, told, saved_prefixes,
-            other_prompts, other_seeds, pools_differ, garbage, pinned, too_small, prepacked, refusals,
-            host_group,
+            other_prompts, other_seeds, other_caches, config_cache, waiting, pools_differ, garbage,
+            garbage_in_a_chat, pinned, too_small, prepacked, refusals, host_group,
         )
     },
 }  # fmt: skip

@@ -81,7 +81,7 @@ def test_pools_are_of_one_size_although_ranks_see_different_memory(run):
     assert by_name == 300_000 // first["block_bytes"]
 
 
-def test_small_numbers_go_over_a_group_of_their_own_where_the_model_s_group_takes_none(run):
+def test_small_numbers_go_over_a_group_of_their_own(run):
     assert run.of("host_group") == [[(0, 1), (5, 5)]] * 2
 
 
@@ -115,6 +115,24 @@ def test_ranks_with_other_prompts_or_other_draws_all_say_so(run):
         assert "torch.manual_seed" in error
 
 
+def test_ranks_with_other_kinds_of_caches_all_say_so(run):
+    for number, rank in enumerate(same_tokens(run, "other_caches")):
+        assert len(rank["errors"]) == 4
+        for error in rank["errors"]:
+            assert f"the caches, of this forward: rank 0 and rank 1 of 2 differ (this is rank {number})" in error
+
+
+def test_a_cache_that_was_made_of_a_config_learns_of_the_ranks(run):
+    for number, rank in enumerate(same_tokens(run, "config_cache")):
+        assert f"below it, and this is rank {number} of 2" in rank["refused"]
+
+
+def test_a_rank_that_waits_for_long_says_what_all_must_do(run):
+    first, _ = same_tokens(run, "waiting")
+    assert first["said"][0].startswith("rank 0 of 2 has waited for another rank")
+    assert "a PagedCache on each of them" in first["said"][0]
+
+
 def test_what_one_rank_has_forgotten_all_compute_again(run):
     first, second = same_tokens(run, "pools_differ")
     assert first["hits"] == second["hits"] == 0
@@ -129,10 +147,15 @@ def test_garbage_of_one_rank_does_not_leave_it_without_blocks(run):
     assert not second["told"]
 
 
+def test_garbage_of_one_rank_does_not_leave_it_without_blocks_in_a_chat(run):
+    first, second = same_tokens(run, "garbage_in_a_chat")
+    assert first["free"] < second["free"]
+
+
 def test_a_difference_that_stays_is_told_once(run):
     for number, rank in enumerate(same_tokens(run, "pinned")):
         (warning,) = rank["warnings"]
-        assert "have 29 to 32 free blocks before a batch" in warning
+        assert "have 29 to 32 free blocks before a forward" in warning
         assert f"this is rank {number} of 2" in warning
 
 
