@@ -1,5 +1,6 @@
 """A batcher over two ranks, in every way in which it can be asked; what each case gives is compared by the tests."""
 
+import os
 import sys
 
 import torch
@@ -7,6 +8,7 @@ import two_ranks
 
 import hfpaged
 from hfpaged import ContinuousBatcher, NotLeaderError, tensor_parallel
+from hfpaged.engine import sizing
 from hfpaged.errors import InvalidConfigError, PrefixFileError
 
 torch.set_num_threads(1)
@@ -123,6 +125,29 @@ def refused_sizes():
     return said
 
 
+def unlike():
+    """What decides about forwards and blocks is the same on all ranks, or none of them has a batcher."""
+    said = []
+    for own in ({"kv_dtype": "int8"}, {"block_size": 32}, {"max_num_batched_tokens": 32}, {"num_blocks": None}):
+        try:
+            ContinuousBatcher(MODEL, **SIZES | (own if os.environ.get("RANK") == "1" else {}))
+        except hfpaged.RanksDifferError as error:
+            said.append(str(error))
+    return said
+
+
+def no_room():
+    """On one rank alone there is no memory for a pool: that is told on all."""
+    before = sizing.device_memory
+    sizing.device_memory = (lambda device: (10, 1000)) if os.environ.get("RANK") == "1" else before
+    try:
+        ContinuousBatcher(MODEL, max_num_seqs=4, max_num_batched_tokens=32)
+    except InvalidConfigError as error:
+        return str(error)
+    finally:
+        sizing.device_memory = before
+
+
 def sized_by_memory():
     with ContinuousBatcher(MODEL, max_num_seqs=4, max_num_batched_tokens=32, memory=0.9) as batcher:
         return [batcher.pool.num_blocks, batcher.describe()["sizing"], batcher.generate([[5, 6]])[0].finish_reason]
@@ -143,6 +168,8 @@ CASES = {
     "streamed": streamed,
     "refused": refused,
     "refused sizes": refused_sizes,
+    "unlike": unlike,
+    "no room": no_room,
     "sized by memory": sized_by_memory,
 }
 

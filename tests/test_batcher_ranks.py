@@ -110,6 +110,16 @@ def test_what_ranks_cannot_do_is_refused_by_name(ranks):
     ]
 
 
+def test_batchers_that_are_not_alike_are_refused_on_all_ranks(ranks):
+    for number, said in enumerate(ranks.of("unlike")):
+        assert len(said) == 4
+        assert all(f"of a batcher: rank 0 and rank 1 of 2 differ (this is rank {number})" in each for each in said)
+
+
+def test_a_rank_without_room_for_a_pool_is_told_of_on_all(ranks):
+    assert all("nothing is left for a pool" in said for said in ranks.of("no room"))
+
+
 def test_ranks_on_one_machine_divide_its_memory_and_have_pools_of_one_size(ranks):
     first, second = ranks.of("sized by memory")
     assert first[0] == second[0]

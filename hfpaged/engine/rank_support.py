@@ -6,17 +6,21 @@ from dataclasses import replace
 
 from torch import nn
 
+from hfpaged import compat
 from hfpaged.adapter_choice import AdapterChoices
 from hfpaged.engine.model_runner import ModelRunner
 from hfpaged.engine.sizing import PoolSizing, Sizing
 from hfpaged.engine.spec import EngineSpec
 from hfpaged.errors import InvalidConfigError, UnsupportedModelError
+from hfpaged.kv_format import resolve_format
 from hfpaged.kv_pool import KVPool
-from hfpaged.ranks import Ranks, smallest
+from hfpaged.ranks import Ranks, check_same, digest, smallest
 
 
 def check_ranks(ranks: Ranks | None, model: nn.Module, pool: KVPool | None, spec: EngineSpec) -> None:
-    """Raises InvalidConfigError for what cannot be done over several ranks."""
+    """Raises InvalidConfigError for what cannot be done over several ranks, RanksDifferError for what they do not have
+    alike.
+    """
     if ranks is None:
         return
     choices = AdapterChoices(model)
@@ -34,6 +38,16 @@ def check_ranks(ranks: Ranks | None, model: nn.Module, pool: KVPool | None, spec
     for name, (is_there, why) in refused.items():
         if is_there:
             raise InvalidConfigError(f"{name} with a model that {ranks.size} ranks compute together: {why}")
+    check_same(
+        ranks, "the model or the settings of a batcher", _alike(model, spec), "give all of them the same arguments"
+    )
+
+
+def _alike(model: nn.Module, spec: EngineSpec) -> int:
+    """A number for what decides about the forwards by which a batcher is tried out, and about what lies in blocks."""
+    is_given = spec.num_blocks is not None, isinstance(spec.memory, (int, str))
+    sizes = spec.block_size, resolve_format(spec.kv_dtype).title, spec.max_num_batched_tokens, spec.max_model_len
+    return digest(repr((type(compat.transformers_model(model)).__name__, is_given, sizes)).encode())
 
 
 def check_runner(ranks: Ranks | None, runner: ModelRunner) -> None:
@@ -52,7 +66,7 @@ def shared_sizing(ranks: Ranks | None, sizing: Sizing | None, device: str) -> Si
     if ranks is None or not isinstance(sizing, PoolSizing):  # no rank has layers on several devices
         return sizing
     own = replace(sizing, sharers=ranks.on_host if device == "cpu" else 1)
-    return replace(own, most=smallest(ranks, own.pool))
+    return replace(own, most=smallest(ranks, own.left))
 
 
 def share_pool(ranks: Ranks | None, pool: KVPool) -> None:

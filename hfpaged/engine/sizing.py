@@ -37,14 +37,19 @@ class PoolSizing:
     most: int | None = None
 
     @property
+    def left(self) -> int:
+        """For the pool; less than 0 where that is nothing."""
+        left = (int(self.total * self.share) - self.used) // self.sharers - self.activations - self.states
+        return left if self.most is None else min(left, self.most)
+
+    @property
     def pool(self) -> int:
         """What is left for the pool. Raises InvalidConfigError where nothing is."""
-        left = (int(self.total * self.share) - self.used) // self.sharers - self.activations - self.states
-        if left <= 0:
+        if self.left <= 0:
             raise InvalidConfigError(
                 f"{self}: nothing is left for a pool; use a larger share, a smaller token budget or fewer sequences"
             )
-        return left if self.most is None else min(left, self.most)
+        return self.left
 
     def __str__(self) -> str:
         states = f", {format_bytes(self.states)} for the states of sequences" if self.states else ""
