@@ -21,6 +21,7 @@ import torch.distributed as dist
 
 from hfpaged.engine import plan_channel, rank_watch
 from hfpaged.engine.rank_group import RankGroup
+from hfpaged.errors import BatcherClosedError
 from hfpaged.packed_plan import NOTHING, PackedInput, PackedPlan
 from hfpaged.ranks import Ranks
 
@@ -160,11 +161,64 @@ def of_all_lengths(group, runner):
     return [found, runner.seen, errors, size == plan_channel.MOST, again]
 
 
+def follows_in_a_thread(group, runner):
+    """And is closed meanwhile; whoever comes later is told."""
+    told = []
+    if group.leads:
+        forward(group, runner)
+        group.close()
+    else:
+        thread = threading.Thread(target=group.follow, args=(runner,))
+        thread.start()
+        group.follow(runner)
+        thread.join()
+        told = runner.seen
+    try:
+        group.together(runner, lambda: 0)
+    except BatcherClosedError as error:
+        told.append(str(error))
+    return told
+
+
+def two_groups(group, runner):
+    """Two batchers of one model, in two threads of each rank: the sums of one are not those of the other."""
+    sums = []
+    runners = []
+    for own in (group, RankGroup(group.ranks)):
+        one = Runner()
+        one.forward = partial(add, len(runners) + 1, sums)
+        one.follow = lambda plan, one=one: one.forward()
+        runners.append((own, one))
+
+    def lead(own, one):
+        for _ in range(20):
+            forward(own, one)
+        own.close()
+
+    work = lead if group.leads else RankGroup.follow
+    threads = [threading.Thread(target=work, args=pair) for pair in runners]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return sorted(sums)
+
+
+def add(number, sums):
+    """As the layers of a forward do."""
+    for _ in range(10):
+        both = torch.full((1,), number)
+        dist.all_reduce(both)
+        time.sleep(0.001)
+        sums.append(int(both) // number)
+
+
 SCENARIOS = {
     scenario.__name__: scenario
     for scenario in (
         *(killed, leader_killed, killed_in_vain, fails, stopped, stopped_at_the_end, leaves),
         *(leader_leaves, leader_ends_in_a_thread, interrupted, of_all_lengths),
+        *(follows_in_a_thread, two_groups),
     )
 }
 

@@ -120,3 +120,16 @@ def test_plans_of_any_length_and_what_is_raised_go_through_one_channel_and_anoth
     assert (first.code, second.code) == (0, 0), first.log + second.log
     assert first.gave == [{"told": "by rank 0"}, [], ["division by zero"], True, None]
     assert second.gave == [{"told": "by rank 0"}, [3, 10**5, 3, 10**5, 3], ["division by zero"], True, None]
+
+
+def test_of_two_threads_that_follow_one_does_and_later_ones_are_told_that_it_is_closed(became):
+    first, second = became("follows_in_a_thread")
+    assert (first.code, second.code) == (0, 0), first.log + second.log
+    assert "has closed this batcher" in first.gave[0]
+    assert second.gave == [3, *first.gave]
+
+
+def test_forwards_of_two_groups_in_two_threads_do_not_meet(became):
+    first, second = became("two_groups")
+    assert (first.code, second.code) == (0, 0), first.log + second.log
+    assert first.gave == second.gave == [2] * 400

@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
+import torch.distributed as dist
 
 from hfpaged.engine.outcome import from_numbers, to_numbers
 from hfpaged.engine.plan_channel import PlanChannel
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
     from hfpaged.engine.model_runner import ModelRunner
 
 FORWARD, OUTCOME, CLOSE = range(3)
+# Of rank 0, by torch's group: sums of two forwards, of two batchers in two threads say, would meet in it.
+_turns: dict[dist.ProcessGroup, threading.Lock] = {}
+CLOSED = "rank 0 has closed this batcher; make another one, on all ranks"
 Value = TypeVar("Value")
 
 
@@ -58,7 +62,8 @@ class RankGroup:
         self.channel = PlanChannel(ranks)
         self.watch = RankWatch(ranks)
         self.is_closed = False
-        self._sending = threading.Lock()
+        self._sending, self._following = threading.Lock(), threading.Lock()
+        self._turn = _turns.setdefault(ranks.group, threading.Lock())
         atexit.register(self._at_exit)
 
     @property
@@ -84,7 +89,7 @@ class RankGroup:
     def lead(self, plan: PackedPlan) -> Iterator[None]:
         """Around a forward on rank 0. Whatever it raises, but for PackedForwardError, ends the group: RankLostError."""
         refused = None
-        with interrupts_later(), self.watch.busy():
+        with self._turn, interrupts_later(), self.watch.busy():
             self._send(FORWARD, plan.numbers())
             try:
                 yield
@@ -95,10 +100,12 @@ class RankGroup:
 
     def together(self, runner: ModelRunner, call: Callable[[], Value]) -> Value:
         """A call that all ranks make: rank 0 does it, the others compute what it has them compute, and give back or
-        raise what it does. Raises RankLostError on all of them.
+        raise what it does. Raises RankLostError and BatcherClosedError on all of them.
         """
         if not self.leads:
             return cast("Value", self._follow(runner, OUTCOME))
+        if self.is_closed:
+            raise BatcherClosedError(CLOSED)
         self.watch.check()
         try:
             value = call()
@@ -112,11 +119,12 @@ class RankGroup:
         return value
 
     def follow(self, runner: ModelRunner) -> None:
-        """On all ranks but 0: compute what rank 0 has them compute, until it closes the group."""
+        """On all ranks but 0: compute what rank 0 has them compute, until it closes the group. Of several threads one
+        does, the others wait for it.
+        """
         if self.leads:
             raise NotLeaderError("this is rank 0, which leads; follow() is for the other ranks, see is_leader")
-        if not self.is_closed:
-            self._follow(runner, CLOSE)
+        self._follow(runner, CLOSE)
 
     def when_lost(self, told: Callable[[str], None]) -> None:
         """Tell of a fault, now or when it comes, in a thread of the watch."""
@@ -140,8 +148,8 @@ class RankGroup:
             self.channel.close()
 
     def _follow(self, runner: ModelRunner, until: int) -> Any:
-        with _no_interrupts():
-            while True:
+        with self._following, _no_interrupts():
+            while not self.is_closed:
                 with self.watch.busy():
                     kind, numbers = self.channel.receive()
                     if kind == FORWARD:
@@ -149,11 +157,11 @@ class RankGroup:
                             runner.follow(PackedPlan.of(numbers))
                 if kind == CLOSE:
                     self.leave()
-                    if until == CLOSE:
-                        return None
-                    raise BatcherClosedError("rank 0 has closed this batcher; make another one, on all ranks")
-                if kind == until:
+                elif kind == until:
                     return from_numbers(numbers)
+        if until != CLOSE:
+            raise BatcherClosedError(CLOSED)
+        return None
 
     def _tell_outcome(self, value: Any, error: BaseException | None) -> None:
         with interrupts_later(), self.watch.busy():
