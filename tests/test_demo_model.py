@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import json
 import subprocess
 from pathlib import Path
 
 import pytest
+import serve_models
+import tiny_models
 import torch
 
 from hfpaged import demo_model, demo_wheel
@@ -24,6 +27,14 @@ def dead_index(monkeypatch):
         "PIP_FIND_LINKS": "",
     }.items():
         monkeypatch.setenv(name, value)
+
+
+@pytest.fixture
+def small_folder(tmp_path):
+    tokenizer = serve_models.tokenizer()
+    tiny_models.make("llama", vocab_size=len(tokenizer)).save_pretrained(tmp_path / "small")
+    tokenizer.save_pretrained(tmp_path / "small")
+    return tmp_path / "small"
 
 
 def conversation(question):
@@ -110,6 +121,45 @@ def test_the_slower_of_two_processes_keeps_the_folder_of_the_faster(tmp_path):
 def test_a_model_that_is_nowhere_is_named_in_one_sentence(name):
     with pytest.raises(DemoModelError, match=rf"^cannot load '{name}': [^\n]*; pass a folder[^\n]*$"):
         demo_model.load(name)
+
+
+@pytest.mark.parametrize(
+    ("lacks", "message"),
+    [
+        ("config.json", r"this folder has no config\.json; pass a folder written by save_pretrained"),
+        ("tokenizer*", r"a tokenizer is needed besides the model: tokenizer\.save_pretrained"),
+        ("model.safetensors", r"no file named model\.safetensors.*; pass a folder"),
+    ],
+)
+def test_a_folder_that_lacks_a_file_is_told_of_with_what_to_do(small_folder, lacks, message):
+    for path in small_folder.glob(lacks):
+        path.unlink()
+    with pytest.raises(DemoModelError, match=rf"^cannot load [^\n]*{message}[^\n]*$"):
+        demo_model.load(small_folder)
+
+
+@pytest.mark.parametrize("content", [b"", b"version https://git-lfs.github.com/spec/v1\n", None])
+def test_weights_that_are_no_whole_file_end_in_one_sentence(small_folder, content):
+    weights = small_folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:5000] if content is None else content)
+    with pytest.raises(DemoModelError, match=r"^cannot load [^\n]*cut short, or a pointer [^\n]*git lfs pull[^\n]*$"):
+        demo_model.load(small_folder)
+
+
+def test_weights_of_other_shapes_than_the_config_says_end_in_one_sentence(small_folder):
+    config = json.loads((small_folder / "config.json").read_text())
+    (small_folder / "config.json").write_text(json.dumps({**config, "hidden_size": 96}))
+    with pytest.raises(DemoModelError, match=r"^cannot load [^\n]*; pass a folder[^\n]*$"):
+        demo_model.load(small_folder)
+
+
+def test_a_package_that_weights_need_is_named(small_folder, monkeypatch):
+    def lacking(*args, **kwargs):
+        raise ImportError("Loading a GPTQ quantized model requires optimum (`pip install optimum`)\n")
+
+    monkeypatch.setattr(demo_model.AutoModelForCausalLM, "from_pretrained", lacking)
+    with pytest.raises(DemoModelError, match=r"^cannot load [^\n]*`pip install optimum`\); install what it needs$"):
+        demo_model.load(small_folder)
 
 
 @pytest.mark.demo_model
