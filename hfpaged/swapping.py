@@ -132,7 +132,8 @@ class Swapping:
         """Raises InvalidConfigError where `swap_space` is less than a block."""
         if self.host is not None and self.host.size < block_bytes:
             raise InvalidConfigError(
-                f"swap_space={self.host.size} bytes hold no block: one takes {block_bytes}; give more, or 0 for none"
+                f"swap_space={self.host.size} bytes hold no block: one takes {block_bytes}; give more, such as "
+                "4GiB, or 0 for none"
             )
 
     def restoring(self, root: Root, items: array[int], limit: int) -> Restoring:

@@ -221,3 +221,8 @@ def test_refusals_say_why(monkeypatch):
 def test_a_model_whose_state_lies_in_no_block_is_refused():
     with pytest.raises(InvalidConfigError, match=r"swap_space='1MiB'.*a state besides keys and values"):
         ContinuousBatcher(build("jamba"), num_blocks=20, swap_space="1MiB")
+
+
+def test_a_swap_space_without_a_unit_is_refused_as_what_it_is():
+    with pytest.raises(InvalidConfigError, match=r"^swap_space=4 bytes hold no block: one takes \d+; give more, such"):
+        ContinuousBatcher(tiny_models.shared("llama"), None, memory="1MiB", swap_space=4)

@@ -19,7 +19,7 @@ from hfpaged import compat
 from hfpaged.cache import PagedCache
 from hfpaged.engine.model_runner import ModelRunner
 from hfpaged.engine.piece import Piece
-from hfpaged.errors import OutOfBlocksError, UnsupportedModelError
+from hfpaged.errors import InvalidConfigError, OutOfBlocksError, UnsupportedModelError
 from hfpaged.sequence import Sequence
 
 # Tokens of the sequences with which packing is tried, of the chunks in which the first of them is tried again, and as
@@ -64,10 +64,12 @@ def _try(runner: ModelRunner) -> None:
 
 @contextlib.contextmanager
 def refusing(runner: ModelRunner) -> Iterator[None]:
-    """What a model raises, but for want of memory, means that it cannot be computed here: UnsupportedModelError."""
+    """What a model raises means that it cannot be computed here: UnsupportedModelError. Not so want of memory, and
+    settings that are wrong for any model, such as a swap space smaller than the block whose size is found here.
+    """
     try:
         yield
-    except (OutOfBlocksError, UnsupportedModelError, torch.OutOfMemoryError):
+    except (InvalidConfigError, OutOfBlocksError, UnsupportedModelError, torch.OutOfMemoryError):
         raise
     except Exception as error:
         raise UnsupportedModelError(
