@@ -23,6 +23,7 @@ from filelock import FileLock
 from served import wait_until
 
 PATIENCE = 400.0  # seconds: five processes load torch, beside others that do the same on two cores
+START_SECONDS = 90.0  # of a node of Ray's
 STORE = 80 << 20  # bytes, the least that Ray takes
 VARIABLES = {
     "RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled", "OMP_NUM_THREADS": "1",
@@ -103,15 +104,25 @@ def two_nodes() -> Iterator[Any]:
 
     with short_folder() as folder, patch.dict(os.environ, {**VARIABLES, "RAY_TMPDIR": folder}):
         head = {"num_cpus": 0, "include_dashboard": False, "object_store_memory": STORE}
-        with patient_start():
-            cluster = Cluster(initialize_head=True, head_node_args=head)
-            try:
-                for _ in range(2):
-                    cluster.add_node(num_cpus=1, object_store_memory=STORE, wait=False)
-                cluster.wait_for_nodes(PATIENCE)
-                yield cluster
-            finally:
-                cluster.shutdown()
+        cluster = Cluster()
+        try:
+            with patient_start():
+                for node in (head, *({"num_cpus": 1, "object_store_memory": STORE},) * 2):
+                    _add_node(cluster, **node)
+            yield cluster
+        finally:
+            cluster.shutdown()
+
+
+def _add_node(cluster: Any, **node: Any) -> None:
+    """A raylet ends where its agents, which are Python, take too long to start: then another one is started."""
+    for tries in range(1, 4):
+        try:
+            cluster.add_node(**node)
+            return
+        except Exception:  # as Ray says that it took too long
+            if tries == 3:
+                raise
 
 
 @contextmanager
@@ -122,7 +133,7 @@ def patient_start() -> Iterator[None]:
     get_node = services.get_node
 
     def get_node_patiently(*args: Any) -> Any:
-        end = time.monotonic() + PATIENCE
+        end = time.monotonic() + START_SECONDS
         while True:
             try:
                 return get_node(*args)

@@ -1,14 +1,11 @@
-"""`hfpaged serve` with replicas whose number follows the load at once, and with a router that soon forgets what it has
-sent where: for tests, which cannot wait for averages.
-"""
+"""`hfpaged serve` with replicas whose number follows the load at once: for tests, which cannot wait for averages."""
 
 import sys
 
 from hfpaged.cli import main
-from hfpaged.replicas import deployment, ending, scaling
+from hfpaged.replicas import ending, scaling
 
 scaling.LOOK_BACK_SECONDS, scaling.UP_SECONDS = 2.0, 0.5
 ending.LOOK_SECONDS = 0.5
-deployment.MEMORY_SECONDS = 5.0
 
 sys.exit(main(["serve", *sys.argv[1:]]))

@@ -1,5 +1,5 @@
 """`hfpaged serve --replicas` on a Ray cluster of two nodes, one of which is killed at the end. In the order that they
-stand in: all of them use the same two replicas, since those take long to load.
+stand in: all of them use the same two replicas, since those take long to load, until one is killed and replaced.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
+import psutil
 import pytest
 import ray_cluster
 import serve_models
@@ -45,9 +46,17 @@ class Cluster:
         return ray_cluster.replicas(self.client)
 
     def kill_node_of(self, replica):
+        self.nodes.remove_node(self._node_of(replica), allow_graceful=False)
+
+    def kill_process_of(self, replica):
+        raylet = psutil.Process(self._node_of(replica).all_processes["raylet"][0].process.pid)
+        (process,) = (each for each in raylet.children() if "ServeReplica:hfpaged:Replica" in " ".join(each.cmdline()))
+        process.kill()
+
+    def _node_of(self, replica):
         (row,) = (row for row in self.replicas() if row["replica"] == replica)
         (node,) = (node for node in self.nodes.worker_nodes if node.node_id == row["node"])
-        self.nodes.remove_node(node, allow_graceful=False)
+        return node
 
 
 @pytest.fixture(scope="module")
@@ -156,7 +165,7 @@ def test_eight_system_prompts_hit_as_on_one_replica_and_much_more_than_in_turn(c
 def test_what_replicas_tell_is_enough_when_nothing_is_remembered_of_what_was_sent(cluster):
     bodies = [{"messages": each, "max_tokens": 2} for each in system_prompts(8, each=2, seed=9)]
     first = hits(cluster.client, bodies)
-    time.sleep(6)  # longer than a router's memory is here
+    time.sleep(21)  # longer than a router's memory
     again = hits(cluster.client, bodies)
     assert again.rate > 0.9 > first.rate
     assert len(again.answered) == 2
@@ -211,7 +220,8 @@ def test_more_replicas_are_asked_for_while_requests_queue(cluster):
             pytest.fail("4,000 requests, 20 at a time where 8 can run, and no more replicas were asked for")
 
 
-def test_when_a_node_is_killed_nothing_is_lost_that_had_not_begun_and_the_rest_ends_with_an_error(cluster):
+def check_that_little_is_lost(cluster, kill):
+    """`kill` gets the replica of one of 32 streams that have begun or wait; returns its name."""
     streams = [Stream(cluster, number) for number in range(32)]
     with ThreadPoolExecutor(len(streams)) as threads:
         reading = [threads.submit(stream.read) for stream in streams]
@@ -219,15 +229,26 @@ def test_when_a_node_is_killed_nothing_is_lost_that_had_not_begun_and_the_rest_e
                    ray_cluster.PATIENCE)  # fmt: skip
         begun = [stream for stream in streams if stream.has_begun.is_set() and not stream.ends_whole]
         victim = begun[0].replica
-        cluster.kill_node_of(victim)
+        kill(victim)
         for each in reading:
             each.result(ray_cluster.PATIENCE)  # no connection broke
     lost = [stream for stream in streams if stream.ends_with_an_error]
     assert all(stream.ends_whole != stream.ends_with_an_error for stream in streams)
-    assert lost, "the node was killed when all its answers were whole"
+    assert lost, "it was killed when all its answers were whole"
     assert all(stream.replica == victim for stream in lost)
     # As many as may run at once had begun; the others there, and those that came later, were answered by the other.
     assert len(lost) <= SIZES["max_num_seqs"]
+    return victim
+
+
+def test_when_a_process_is_killed_nothing_is_lost_that_had_not_begun_and_another_one_takes_its_place(cluster):
+    victim = check_that_little_is_lost(cluster, cluster.kill_process_of)
+    wait_until(lambda: len(cluster.replicas()) == 2, ray_cluster.PATIENCE)
+    assert victim not in {row["replica"] for row in cluster.replicas()}
+
+
+def test_when_a_node_is_killed_nothing_is_lost_that_had_not_begun_and_the_rest_ends_with_an_error(cluster):
+    victim = check_that_little_is_lost(cluster, cluster.kill_node_of)
     answers = [cluster.client.post("/v1/completions", json={"prompt": f"After {n}", "max_tokens": 2}) for n in range(4)]
     assert {answer.status_code for answer in answers} == {200}
     assert victim not in {answer.headers["x-hfpaged-replica"] for answer in answers}
