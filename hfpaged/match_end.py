@@ -52,6 +52,8 @@ def match_end(index: PrefixIndex, root: Root, items: array[int], limit: int, mat
     parent = match.blocks[-1] if match.blocks else index.settled(root)
     nearest, common = _nearest(parent, rest, root.width)
     if nearest is not None and common * root.width == len(rest) and GONE in nearest.blocks:
+        if nearest.below and end.known and common < index.block_size:  # only whole blocks come back, and all did
+            return replace(end, limit=end.known)
         end = replace(end, lost=True, evicted_at=nearest.evicted_at)
     return replace(end, nearest=nearest, common=common)
 

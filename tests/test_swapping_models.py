@@ -226,3 +226,19 @@ def test_a_model_whose_state_lies_in_no_block_is_refused():
 def test_a_swap_space_without_a_unit_is_refused_as_what_it_is():
     with pytest.raises(InvalidConfigError, match=r"^swap_space=4 bytes hold no block: one takes \d+; give more, such"):
         ContinuousBatcher(tiny_models.shared("llama"), None, memory="1MiB", swap_space=4)
+
+
+def test_a_prompt_of_which_all_came_back_is_not_said_to_have_been_evicted():
+    """Its last block lies below still: only a part of it could be used, as the last token is computed in any case."""
+    ended = {}
+    for swap_space in (0, "1MiB"):
+        batcher = ContinuousBatcher(
+            tiny_models.shared("llama"), num_blocks=24, block_size=4, prepack=False, swap_space=swap_space
+        )
+        events = []
+        batcher.hooks.append(events.append)
+        with batcher:
+            for start in (3, 15, 27, 39, 51, 3):
+                batcher.generate([list(range(start, start + 40))], max_new_tokens=4, do_sample=False)
+        ended[swap_space] = [event.reason for event in events if isinstance(event, ev.PrefixMatched)][-1]
+    assert ended == {0: "evicted", "1MiB": "complete"}
