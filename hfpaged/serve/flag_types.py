@@ -25,8 +25,8 @@ def add_flag(group: argparse._ArgumentGroup, name: str, line: str, why: str, **r
 def count(text: str) -> int:
     """At least 1; "8k" is 8000 and "8K" is 8192."""
     match = _COUNT.fullmatch(text)
-    found = float(match[1]) * _TIMES[match[2]] if match else 0
-    if match is None or found < 1 or (match[2] == "" and found % 1):
+    found = float(match[1]) * _TIMES[match[2]] if match else 0.0
+    if match is None or found < 1 or (not match[2] and found % 1):
         raise argparse.ArgumentTypeError(f"{text!r} is no number of at least 1, such as 8192 or 8K")
     return int(found)
 
