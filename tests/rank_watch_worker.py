@@ -87,6 +87,25 @@ def stopped(group, runner):
     return os.kill(os.getpid(), signal.SIGSTOP)
 
 
+def killed_at_the_start(group, runner):
+    """In the first forward, whose error is taken for something else."""
+    with group.starting():
+        if not group.leads:
+            os.kill(os.getpid(), signal.SIGKILL)
+        try:
+            runner.forward()
+        except RuntimeError as error:
+            raise ValueError("this model cannot be computed") from error
+
+
+def fails_at_the_start(group, runner):
+    """One rank alone has no room for a pool, and the other waits in a forward for ever."""
+    with group.starting():
+        if not group.leads:
+            raise MemoryError("no room")
+        time.sleep(100)
+
+
 def stopped_at_the_end(group, runner):
     if group.leads:
         return group.close()
@@ -218,7 +237,7 @@ SCENARIOS = {
     for scenario in (
         *(killed, leader_killed, killed_in_vain, fails, stopped, stopped_at_the_end, leaves),
         *(leader_leaves, leader_ends_in_a_thread, interrupted, of_all_lengths),
-        *(follows_in_a_thread, two_groups),
+        *(follows_in_a_thread, two_groups, killed_at_the_start, fails_at_the_start),
     )
 }
 
@@ -230,7 +249,7 @@ def run(name, rank):
     os.dup2(log, 2)
     logging.basicConfig(format="%(message)s", stream=sys.stderr)
     rank_watch.EVERY = 0.2
-    if name in ("killed_in_vain", "leader_ends_in_a_thread"):
+    if name in ("killed_in_vain", "leader_ends_in_a_thread", "fails_at_the_start"):
         rank_watch.GRACE, rank_watch.LAST_WORDS = 1.0, 0.5
     if name.startswith("stopped"):
         rank_watch.SILENT, rank_watch.GONE, rank_watch.GRACE = 1.0, 2.0, 1.0

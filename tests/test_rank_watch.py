@@ -133,3 +133,16 @@ def test_forwards_of_two_groups_in_two_threads_do_not_meet(became):
     first, second = became("two_groups")
     assert (first.code, second.code) == (0, 0), first.log + second.log
     assert first.gave == second.gave == [2] * 400
+
+
+def test_a_rank_that_dies_before_there_is_a_batcher_is_named(became):
+    first, second = became("killed_at_the_start")
+    assert (first.code, second.code) == (RAISED, -9)
+    assert "RankLostError: rank 1 of 2 has died" in first.log
+
+
+def test_a_rank_that_fails_before_there_is_a_batcher_does_not_leave_others_waiting(became):
+    first, second = became("fails_at_the_start")
+    assert (first.code, second.code) == (1, RAISED)
+    assert "MemoryError: no room" in second.log
+    assert "rank 1 of 2 has come to the end of its program while others need it" in first.log

@@ -19,7 +19,7 @@ from hfpaged.engine.model_runner import ModelRunner
 from hfpaged.engine.pacing import Pace
 from hfpaged.engine.params import RequestParams
 from hfpaged.engine.preemption import POLICIES
-from hfpaged.engine.rank_support import check_ranks, check_runner, share_pool, shared_sizing
+from hfpaged.engine.rank_support import check_runner, share_pool, shared_sizing
 from hfpaged.engine.request_sequences import describe_requests
 from hfpaged.engine.scheduler import Scheduler
 from hfpaged.engine.sequence_maker import SequenceMaker
@@ -140,7 +140,6 @@ def assemble(
     ranks: Ranks | None = None,
 ) -> Assembly:  # fmt: skip
     """All `ranks` must call it. Raises InvalidConfigError, UnsupportedModelError; the weights lie as before then."""
-    check_ranks(ranks, model, pool, spec)
     has_prepacked = ranks is None and _prepack(model, spec.prepack)
     try:
         return _assemble(model, tokenizer, pool, spec, has_prepacked, ranks)

@@ -24,6 +24,7 @@ from hfpaged.engine.outputs import RequestOutput
 from hfpaged.engine.pacing import DEFAULT_STRETCH
 from hfpaged.engine.preemption import PreemptionPolicy
 from hfpaged.engine.rank_group import group_of
+from hfpaged.engine.rank_support import check_ranks
 from hfpaged.engine.running import RunningEngine
 from hfpaged.engine.shadow_support import attach_shadow
 from hfpaged.engine.spec import EngineSpec
@@ -109,8 +110,11 @@ class ContinuousBatcher(BatcherFacts):
             policy, preemption, watermark, max_step_stretch, prefix_sharing, prepack, cuda_graphs,
             max_num_queued_requests, shadow, debug, TiersSpec(swap_space, prefix_store, prefix_store_size))  # fmt: skip
         ranks = ranks_of(model)
-        self._parts = assemble(model, tokenizer, pool, spec, ranks)
-        self._group = group_of(ranks, self._parts.runner)
+        check_ranks(ranks, model, pool, spec)
+        self._group = group_of(ranks)
+        with self._group.starting():
+            self._parts = assemble(model, tokenizer, pool, spec, ranks)
+        self._group.join(self._parts.runner)
         self.loop = EngineLoop(self._parts.engine)
         self.tally = Tally(compat.model_name(self.model), self.loop.requests)
         self.hooks.extend((self.tally, *attach_shadow(self._parts, self.loop, self.tally), *hooks))

@@ -39,6 +39,13 @@ class OneProcess:
     def check_leads(self) -> None:
         pass
 
+    @contextmanager
+    def starting(self) -> Iterator[None]:
+        yield
+
+    def join(self, runner: ModelRunner) -> None:
+        pass
+
     def together(self, runner: ModelRunner, call: Callable[[], Value]) -> Value:
         return call()
 
@@ -84,6 +91,25 @@ class RankGroup:
                 "or ask batcher.is_leader, and let the others call batcher.follow()"
             )
         self.watch.check()
+
+    @contextmanager
+    def starting(self) -> Iterator[None]:
+        """Around what all ranks do before they have a batcher. Raises RankLostError where one is gone; where this one
+        fails alone, the others are told.
+        """
+        try:
+            with self.watch.waiting():
+                yield
+        except BaseException as error:
+            fault = self.watch.soon()
+            self.leave()
+            if fault is not None:
+                raise RankLostError(fault) from error
+            raise
+
+    def join(self, runner: ModelRunner) -> None:
+        """Every forward of `runner` is made by all ranks from now on."""
+        runner.lead = self.lead
 
     @contextmanager
     def lead(self, plan: PackedPlan) -> Iterator[None]:
@@ -179,13 +205,9 @@ class RankGroup:
             self.close()
 
 
-def group_of(ranks: Ranks | None, runner: ModelRunner) -> RankGroup | OneProcess:
-    """Every forward of `runner` is made by all ranks from now on."""
-    if ranks is None:
-        return OneProcess()
-    group = RankGroup(ranks)
-    runner.lead = group.lead
-    return group
+def group_of(ranks: Ranks | None) -> RankGroup | OneProcess:
+    """All ranks must call it."""
+    return OneProcess() if ranks is None else RankGroup(ranks)
 
 
 @contextmanager

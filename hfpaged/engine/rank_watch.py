@@ -85,10 +85,16 @@ class RankWatch:
         except RankLostError:
             raise
         except BaseException as error:
-            self._known.wait(2 * EVERY)  # that another one is gone is noticed by the watch too, which knows which
+            self.soon()
             self.declare(f"{self._ranks} failed in the middle of a step: {type(error).__name__}: {error}")
             assert self.fault is not None
             raise RankLostError(self.fault) from error
+
+    def soon(self) -> str | None:
+        """The fault, if there is one in a moment: that another rank is gone is noticed here too, and it is known which.
+        """
+        self._known.wait(2 * EVERY)
+        return self.fault
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
