@@ -215,7 +215,7 @@ def _address(tensor: Tensor) -> int:
     if type(tensor) is OnednnWeight:
         return id(tensor)
     try:
-        return getattr(tensor, "_local_tensor", tensor).data_ptr()
+        return getattr(tensor, "_local_tensor", tensor).data_ptr() or id(tensor)  # 0: nothing, or a device's secret
     except RuntimeError:  # a tensor subclass without memory of its own
         return id(tensor)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import tiny_models
 import torch
@@ -89,6 +91,13 @@ def test_tied_weights_are_read_once(read):
     model[1].weight = model[0].weight
     model_fingerprint(model, {})
     assert read == [(4, 4)]
+
+
+def test_tensors_that_do_not_say_where_they_lie_are_all_read(monkeypatch):
+    model = tiny_models.make("llama")
+    before = fingerprint(model)
+    monkeypatch.setattr(torch.Tensor, "data_ptr", lambda self: 0)
+    assert fingerprint(copy.deepcopy(model)) == before
 
 
 def test_weights_in_onednns_order_count_as_the_plain_ones():
