@@ -1,4 +1,4 @@
-"""What tells one model from another: a hash of its config and of its weights.
+"""What tells one model from another: a hash of its config, of the names of its classes, and of its weights.
 
 Asked for at each admission, as weights may be trained or merged in place between two calls: keys of other weights must
 never be found. All of a tensor is read when it comes and when torch has counted a change; a sample is read each time,
@@ -192,9 +192,11 @@ def _look_at(model: nn.Module, addresses: list[int], contents: WeightContents) -
         if not (tensor.is_meta and name in tied)
     ]
     shapes = "\n".join(f"{name} {tuple(tensor.shape)} {tensor.dtype}{_part(tensor)}" for name, tensor in named)
+    # What computes with them: code that came with the weights says its revision in the names of its modules.
+    classes = sorted({f"{type(module).__module__}.{type(module).__qualname__}" for module in _modules(model)})
     devices = devices_of(model.modules())
     layout = in_runs(devices) if len(set(devices)) > 1 else "".join(devices[:1])
-    return Weights(addresses, shapes.encode(), tuple(sorted(set(devices))), layout, contents)
+    return Weights(addresses, f"{classes} {shapes}".encode(), tuple(sorted(set(devices))), layout, contents)
 
 
 def _part(tensor: Any) -> str:

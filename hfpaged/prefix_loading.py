@@ -139,7 +139,8 @@ def _other_model(manifest: Manifest, saved: list[str], own: list[str], path: str
     hint = f"; it was written with {', '.join(others)}, which may build another config" if others else ""
     return (
         f"{path!r} was saved with model fingerprint {_short(saved)}, this pool's model has {_short(own)}: weights, "
-        f"dtypes or config differ{hint}. Keys of other weights would give wrong tokens; save prefixes from this model"
+        f"code, dtypes or config differ{hint}. Keys of another model would give wrong tokens; save prefixes from this "
+        "one"
     )
 
 

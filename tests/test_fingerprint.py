@@ -108,6 +108,15 @@ def test_a_model_that_is_changed_in_place_is_another_one(model, change):
     assert fingerprint(model) == after
 
 
+def test_other_code_over_the_same_weights_is_another_model(model):
+    class Scaled(type(model.model.layers[0].self_attn)):
+        pass
+
+    other = copy.deepcopy(model)
+    other.model.layers[1].self_attn.__class__ = Scaled
+    assert fingerprint(other) != fingerprint(model)
+
+
 @pytest.mark.parametrize("layout", ["transposed", "sliced", "expanded"])
 def test_weights_that_do_not_lie_in_a_row_are_seen_to_change(model, layout):
     weight = model.lm_head.weight.data
