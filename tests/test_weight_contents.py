@@ -86,6 +86,14 @@ def test_only_what_has_changed_is_read_again(read):
     assert read[1:] == [(3,)]
 
 
+def test_a_batcher_has_read_all_before_its_first_request(read):
+    batcher = hfpaged.ContinuousBatcher(tiny_models.make("llama"), num_blocks=64)
+    assert len(read) > 10
+    del read[:]
+    batcher.generate([[5, 6, 7]], max_new_tokens=2)
+    assert read == []
+
+
 def test_tied_weights_are_read_once(read):
     model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))
     model[1].weight = model[0].weight

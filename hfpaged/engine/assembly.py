@@ -30,6 +30,7 @@ from hfpaged.engine.spec import EngineSpec
 from hfpaged.engine.swap_support import check_swapping, read_ahead, settle_store, told_store
 from hfpaged.engine.trial import try_out
 from hfpaged.errors import InvalidConfigError, RequestTooLongError
+from hfpaged.fingerprint import model_keys
 from hfpaged.kv_pool import KVPool
 from hfpaged.packed_cache import PackedCache
 from hfpaged.prepack import is_prepacked, prepack, prepack_report, unprepack
@@ -168,6 +169,7 @@ def _assemble(
     share_pool(ranks, pool)
     pool.reserve_all()
     read_ahead(pool)
+    model_keys(inner)  # all weights are read for it once: now, while no request waits
     runner.graphs = make_graphs(runner, spec.cuda_graphs, spec.max_num_seqs, longest_of(model, spec))
     policy = POLICIES[spec.preemption] if isinstance(spec.preemption, str) else spec.preemption
     limits = Limits(spec.max_num_seqs, spec.max_num_batched_tokens, spec.watermark, runner.whole_prompts)
