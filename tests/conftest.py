@@ -14,6 +14,7 @@ os.environ.update({"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"} if "PYT
 import pytest
 import torch
 from filelock import FileLock
+from hfpaged_kernels import cpu_threads
 from transformers import MistralConfig, MistralForCausalLM
 
 from hfpaged import demo_model
@@ -32,6 +33,12 @@ def pytest_xdist_auto_num_workers() -> int:
 def threads() -> None:
     """Small models lose time on many threads, and workers beside each other have one core each."""
     torch.set_num_threads(1 if IS_WORKER else min(2, os.cpu_count() or 1))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compilations_told() -> None:
+    """In a new environment whichever test comes first would find that line in its log."""
+    cpu_threads._told = True
 
 
 @pytest.fixture(scope="module")

@@ -1,28 +1,59 @@
-"""How many threads the compiled kernels use, and that they are safe beside other threads and after a fork."""
+"""How many threads the compiled kernels use, and that they are safe beside other threads and after a fork.
+
+Also that a first compilation, which takes a minute, is told of.
+"""
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import numba
 import torch
+from numba.core import event
 from numba.np.ufunc.parallel import _launch_threads
+
+logger = logging.getLogger("hfpaged.kernels")  # below the one that servers write out
 
 _mine = threading.local()
 _one_at_a_time = threading.Lock()
 _layer: str | None = None
 _forked = False
+_told = False
 
 # OpenMP first: torch brings its own, and numba then runs on the very threads that torch uses.
 if not {"NUMBA_THREADING_LAYER", "NUMBA_THREADING_LAYER_PRIORITY"} & set(os.environ):
     numba.config.THREADING_LAYER_PRIORITY = ["omp", "tbb", "workqueue"]
 
 
-def run(kernel: Callable[..., None], *arguments: Any) -> None:
+def run(kernel: Any, *arguments: Any) -> None:
     """Call `kernel(threads, *arguments)`; where numba's threads serve one caller only, others wait."""
+    if not (_told or kernel.overloads):
+        with event.install_listener("numba:compile", _Notice()):
+            _call(kernel, *arguments)
+    else:
+        _call(kernel, *arguments)
+
+
+class _Notice(event.Listener):
+    """Is told where numba compiles, and not where it finds what it has kept."""
+
+    def on_start(self, started: Any) -> None:
+        global _told
+        if not _told:
+            _told = True
+            logger.warning(
+                "compiling the kernels for this CPU: a minute or more, once; the result is kept in %s",
+                started.data["dispatcher"].stats.cache_path or "this process",
+            )
+
+    def on_end(self, ended: Any) -> None:
+        """Nothing is told then: what waited for it goes on."""
+
+
+def _call(kernel: Any, *arguments: Any) -> None:
     count = _threads()
     if count > 1 and _layer == "workqueue":
         with _one_at_a_time:
