@@ -24,12 +24,23 @@ def cpu_threads(count: int | None) -> Iterator[None]:
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
     """No bars and remarks of transformers between our lines."""
-    verbosity, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
+    verbosity = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
+    try:
+        with without_bars():
+            yield
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+
+
+@contextmanager
+def without_bars(wanted: bool = True) -> Iterator[None]:
+    """Its remarks, and no bars of it."""
+    bars = transformers_logging.is_progress_bar_enabled()
+    if wanted:
+        transformers_logging.disable_progress_bar()
     try:
         yield
     finally:
-        transformers_logging.set_verbosity(verbosity)
         if bars:
             transformers_logging.enable_progress_bar()

@@ -8,12 +8,14 @@ import subprocess
 import sys
 
 import pytest
+from transformers.utils import logging as transformers_logging
 
 import hfpaged.serve
 from hfpaged import ContinuousBatcher, cli
 from hfpaged.config import parse_bytes
+from hfpaged.demo_model import DemoModelError
 from hfpaged.errors import InvalidConfigError
-from hfpaged.serve import ServeOptions, command, flag_types, start_report
+from hfpaged.serve import ServeOptions, command, flag_types, launch, start_report
 
 
 def parsed(*words):
@@ -215,3 +217,19 @@ def test_the_start_tells_of_shadow_decoding_where_it_is_on():
     }
     assert ("shadow decoding", "1 % of the requests") in start_report._rows(told | {"shadow": 0.01})
     assert "shadow decoding" not in dict(start_report._rows(told | {"shadow": 0.0}))
+
+
+@pytest.mark.parametrize("log_json", [True, False])
+def test_no_bar_of_transformers_stands_between_lines_of_json(log_json, monkeypatch):
+    shown = []
+
+    def load(*args, **kwargs):
+        shown.append(transformers_logging.is_progress_bar_enabled())
+        raise DemoModelError("enough")
+
+    transformers_logging.enable_progress_bar()
+    monkeypatch.setattr(launch.demo_model, "load", load)
+    with pytest.raises(DemoModelError, match="enough"):
+        launch.run("model", port=0, log_json=log_json)
+    assert shown == [not log_json]
+    assert transformers_logging.is_progress_bar_enabled()

@@ -15,6 +15,7 @@ from rich.console import Console
 from transformers import PreTrainedModel
 
 from hfpaged import demo_model
+from hfpaged.conditions import without_bars
 from hfpaged.engine.batcher import ContinuousBatcher
 from hfpaged.errors import InvalidConfigError
 from hfpaged.kv_events.publishing import check_events
@@ -58,7 +59,7 @@ def run(
     if options.record_prompts:
         os.environ[CAPTURE_CONTENT] = "true"
     if follows(model, split):
-        with quiet_logging(log_level, as_json=log_json):
+        with quiet_logging(log_level, as_json=log_json), without_bars():  # rank 0 shows them
             model, tokenizer = loaded(model, tokenizer, dtype, device, split)
             with ContinuousBatcher(model, tokenizer, **sizes) as batcher:
                 return follow(batcher)
@@ -68,7 +69,7 @@ def run(
         check_events(options.kv_events)
     console = Console(highlight=False)
     with logging_to_stderr(log_level, as_json=log_json), providers.observed(), listening_on(host, port) as listening:
-        with progress("loading the model", console, log_json):
+        with progress("loading the model", console, log_json), without_bars(wanted=log_json):
             model, tokenizer = loaded(model, tokenizer, dtype, device, split)
             model = load_adapters(model, options.adapters)
         with progress("measuring what a step takes, and making the pool", console, log_json):
