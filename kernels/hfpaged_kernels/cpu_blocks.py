@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
 from hfpaged_kernels.cpu_bits import (
     FLOAT32,
@@ -18,11 +17,12 @@ from hfpaged_kernels.cpu_bits import (
     size_of,
 )
 from hfpaged_kernels.cpu_dequantizing import has_factors, scale_rows
+from hfpaged_kernels.cpu_kept import kept
 from hfpaged_kernels.cpu_records import DIM, HEAD, describe_head, get
 from hfpaged_kernels.cpu_strips import read_strip
 
 
-@njit(cache=True, nogil=True)
+@kept(nogil=True)
 def write_rows(
     source: int, source_kind: int, token_stride: int, source_head_stride: int,
     cache: int, cache_kind: int, block_stride: int, cache_head_stride: int, row_bytes: int,
@@ -43,7 +43,7 @@ def write_rows(
             )  # fmt: skip
 
 
-@njit(cache=True, nogil=True)
+@kept(nogil=True)
 def overlap(sources: int, targets: int, count: int) -> bool:
     """Whether a block is both read and written, so that the order of the copies would matter."""
     for i in range(count):
@@ -54,7 +54,7 @@ def overlap(sources: int, targets: int, count: int) -> bool:
     return False
 
 
-@njit(cache=True, nogil=True)
+@kept(nogil=True)
 def copy_whole_blocks(cache: int, block_stride: int, block_bytes: int, sources: int, targets: int, count: int) -> None:
     """Copy blocks one after the other; no block is both a source and a target."""
     for i in range(count):
@@ -62,7 +62,7 @@ def copy_whole_blocks(cache: int, block_stride: int, block_bytes: int, sources: 
         copy_bytes(target, cache + load_int64(sources + 8 * i) * block_stride, block_bytes)
 
 
-@njit(cache=True, nogil=True)
+@kept(nogil=True)
 def gather_rows(
     cache: int, block_stride: int, head_stride: int, row_bytes: int, block_size: int, num_heads: int,
     tables: int, table_stride: int, lengths: int, num_seqs: int, out: int, longest: int,
@@ -80,7 +80,7 @@ def gather_rows(
         clear_bytes(target + length * row_bytes, (longest - length) * row_bytes)
 
 
-@njit(cache=True, nogil=True)
+@kept(nogil=True)
 def gather_quantized(
     cache: int, num_heads: int, tables: int, table_stride: int, lengths: int, residuals: int, num_seqs: int, out: int,
     out_kind: int, longest: int,

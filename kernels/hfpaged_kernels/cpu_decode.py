@@ -31,6 +31,7 @@ from hfpaged_kernels.cpu_bits import (
     size_of,
 )
 from hfpaged_kernels.cpu_decode_strip import attend_strip_of_head, prefetch_next
+from hfpaged_kernels.cpu_kept import kept
 from hfpaged_kernels.cpu_records import (
     DIM,
     GROUP,
@@ -191,7 +192,7 @@ def _clear_empty(lengths: int, num_seqs: int, out: int, row_bytes: int) -> None:
             clear_bytes(out + seq * row_bytes, row_bytes)
 
 
-@njit(cache=True, nogil=True, parallel=True)
+@kept(nogil=True, parallel=True)
 def decode(threads: int, shared: int, prefix: int, call: int, scale: float, softcap: float) -> None:
     """The whole line, in equal shares of which each thread takes one.
 

@@ -27,6 +27,7 @@ from hfpaged_kernels.cpu_bits import (
     size_of,
     store_one,
 )
+from hfpaged_kernels.cpu_kept import kept
 from hfpaged_kernels.cpu_records import (
     DIM,
     GROUP,
@@ -213,7 +214,7 @@ def _merge_shares(shares: int, line: Any, partials: int, owners: Any, call: int)
     keep(buffer)
 
 
-@njit(cache=True, nogil=True, parallel=True)
+@kept(nogil=True, parallel=True)
 def prefill(threads: int, call: int, scale: float, softcap: float) -> None:
     """The whole line, in equal shares of which each thread takes one."""
     kv_heads, group, value_dim = get(call, KV_HEADS), get(call, GROUP), get(values_of(call), DIM)

@@ -23,6 +23,7 @@ from hfpaged_kernels.cpu_bits import (
 )
 from hfpaged_kernels.cpu_channels import quantize_channels, write_codes
 from hfpaged_kernels.cpu_codes import E4M3, INT4, INT4_CHANNEL, INT8, code_bytes, store_codes
+from hfpaged_kernels.cpu_kept import kept
 from hfpaged_kernels.cpu_math import multiply, splat, subtract
 from hfpaged_kernels.cpu_records import (
     ADDRESS,
@@ -120,7 +121,7 @@ def _write_row(cache: int, block: int, head: int, offset: int, row: int, codes: 
     write_codes(codes, kind, dim, block + offset * code_bytes(kind, dim))
 
 
-@njit(cache=True, nogil=True)
+@kept(nogil=True)
 def write_tokens(
     source: int, source_kind: int, token_stride: int, source_head_stride: int, cache: int, slots: int,
     num_tokens: int, num_heads: int,
@@ -142,7 +143,7 @@ def write_tokens(
     keep(memory)
 
 
-@njit(cache=True, nogil=True)
+@kept(nogil=True)
 def write_blocks(
     source: int, source_kind: int, row_stride: int, source_head_stride: int, cache: int, blocks: int, sources: int,
     num_blocks: int, num_heads: int,

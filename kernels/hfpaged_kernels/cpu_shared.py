@@ -16,6 +16,7 @@ import numpy as np
 from numba import njit, prange
 
 from hfpaged_kernels.cpu_bits import LANES, VECTOR, keep, load_int32, padded, store_one
+from hfpaged_kernels.cpu_kept import kept
 from hfpaged_kernels.cpu_records import (
     DIM,
     GROUP,
@@ -65,7 +66,7 @@ def prefix_floats(num_seqs: int, kv_heads: int, group: int, value_dim: int) -> i
     return kv_heads * -(-num_seqs * group // LANES) * LANES * (2 + -(-value_dim // LANES) * LANES)
 
 
-@njit(cache=True, nogil=True)
+@kept(nogil=True)
 def all_go_beyond(lengths: int, num_seqs: int, shared: int) -> bool:
     """Whether the sequences that are not empty, at least one, have tokens of their own behind `shared` positions."""
     for seq in range(num_seqs):
@@ -144,7 +145,7 @@ def _share(share: int, shares: int, shared: int, prefix: int, partials: int, cal
     keep(memory)
 
 
-@njit(cache=True, nogil=True, parallel=True)
+@kept(nogil=True, parallel=True)
 def attend_prefix(threads: int, shared: int, prefix: int, call: int, scale: float, softcap: float) -> None:
     """Attend for all rows over the first `shared` positions; `prefix` has room for prefix_floats(..) of float32."""
     num_seqs, kv_heads, group = get(call, NUM_SEQS), get(call, KV_HEADS), get(call, GROUP)

@@ -138,3 +138,17 @@ def test_a_first_compilation_is_told_of_once_and_what_was_kept_is_not(tmp_path, 
     (told,) = run_anew()
     assert told.startswith("compiling the kernels for this CPU: a minute or more, once; the result is kept in ")
     assert run_anew() == []
+
+
+def test_where_nothing_can_be_kept_kernels_work_and_say_what_to_set():
+    out = in_a_fresh_python("""
+        from numba.core import caching
+        caching.CacheImpl._locator_classes = []  # as on a file system that cannot be written
+        import torch
+        from hfpaged_kernels import numba_form
+        cache, slots = torch.zeros(2, 1, 4, 8), torch.tensor([1])
+        numba_form.write_kv(torch.ones(1, 1, 8), torch.ones(1, 1, 8), cache, cache.clone(), slots)
+        print(cache.sum().item())
+    """)
+    assert out.startswith("8.0")
+    assert out.count("set NUMBA_CACHE_DIR to a folder") == 1
