@@ -91,7 +91,7 @@ class RankWatch:
             raise RankLostError(self.fault) from error
 
     def soon(self) -> str | None:
-        """The fault, if there is one in a moment: that another rank is gone is noticed here too, and it is known which."""
+        """The fault, if there is one in a moment: that another rank is gone is noticed here too, with its number."""
         self._known.wait(2 * EVERY)
         return self.fault
 
