@@ -34,6 +34,11 @@ class FakeTier:
 
     has_read = False
 
+    @property
+    def holds(self):
+        """Asked for by whoever reads the metrics of this process, of tests that come later too."""
+        return len(self.rows), sum(row.nbytes for row in self.rows.values())
+
     def wants(self, entry, group):
         return (self._name(entry), group) not in self.rows
 
