@@ -35,7 +35,7 @@ class WeightContents:
     """
 
     def __init__(self) -> None:
-        self._marks: list[_Mark] = []
+        self._seen: tuple[Many[int], Many[int]] | None = None  # addresses and versions, of which `_digest` is
         self._known: dict[_Mark, bytes] = {}
         self._digest = b""
 
@@ -43,17 +43,21 @@ class WeightContents:
         """The same for equal numbers in every process, on whatever devices they lie. `addresses`: of the tensors, or
         other numbers that tell where each comes from.
         """
-        marks = [
-            _Mark(address, _version(tensor), tuple(tensor.shape), tensor.dtype)
-            for tensor, address in zip(tensors, addresses, strict=True)
-        ]
-        if marks != self._marks or not self._digest:
-            known: dict[_Mark, bytes] = {}
-            for mark, tensor in zip(marks, tensors, strict=True):
-                known[mark] = known.get(mark) or self._known.get(mark) or _contents(tensor)
-            self._digest = hashlib.sha256(b"".join(known[mark] for mark in marks)).digest()
-            self._known, self._marks = known, marks  # last: another thread may be here, or Ctrl-C come
+        seen = addresses, [_version(tensor) for tensor in tensors]
+        if seen != self._seen:  # asked in the middle of a generation: marks are made only then
+            self._read(tensors, *seen)
+            self._seen = seen  # last: another thread may be here, or Ctrl-C come
         return self._digest
+
+    def _read(self, tensors: Many[Tensor], addresses: Many[int], versions: Many[int]) -> None:
+        known: dict[_Mark, bytes] = {}
+        parts = []
+        for tensor, address, version in zip(tensors, addresses, versions, strict=True):
+            mark = _Mark(address, version, tuple(tensor.shape), tensor.dtype)
+            known[mark] = known.get(mark) or self._known.get(mark) or _contents(tensor)
+            parts.append(known[mark])
+        self._digest = hashlib.sha256(b"".join(parts)).digest()
+        self._known = known
 
 
 def plain_parts(tensor: Tensor, of_packed: Callable[[OnednnWeight], Tensor]) -> Iterator[Tensor]:
