@@ -20,7 +20,7 @@ with hfpaged.kv_events.publish(batcher, "tcp://127.0.0.1:*", replay_endpoint="tc
         known = {}
         while len(known) < batcher.pool.stats().blocks_cached:  # events come some milliseconds behind the blocks
             replays.send_multipart([b"", (0).to_bytes(8, "big")])
-            while payload := replays.recv_multipart()[2]:
+            while payload := replays.recv_multipart()[-1]:  # [b"", topic, number, payload], and an empty one at the end
                 for event in msgspec.msgpack.decode(payload)[1]:
                     if event["type"] == "BlockStored":
                         known.update(dict.fromkeys(event["block_hashes"], event["parent_block_hash"]))
