@@ -45,13 +45,13 @@ def parts_of(kv_dtype: Any, layer: int) -> Parts:
 
 
 def through(states: Tensor, code: Encoding, head_scales: Tensor | None = None) -> Tensor:
-    """[num_kv_heads, length, dim], one block of that length, quantized and read back."""
-    heads, length, dim = states.shape
-    data = torch.zeros(1, heads, code.head_bytes(length, dim), dtype=torch.uint8)
+    """[num_blocks, num_kv_heads, length, dim], blocks of that length, quantized and read back."""
+    count, heads, length, dim = states.shape
+    data = torch.zeros(count, heads, code.head_bytes(length, dim), dtype=torch.uint8)
     cache = QuantizedCache(data, code, length, dim, states.dtype, head_scales)
-    where = torch.zeros(1, dtype=torch.int64)
-    write_blocks(states.transpose(0, 1), cache, where, torch.arange(length)[None])
-    return read_blocks(cache, where)[0].to(states.dtype)
+    where = torch.arange(count)
+    write_blocks(states.transpose(1, 2).flatten(0, 1), cache, where, torch.arange(count * length).view(count, length))
+    return read_blocks(cache, where).to(states.dtype)
 
 
 class SimulatedLayer(DynamicLayer):
@@ -87,10 +87,16 @@ class SimulatedLayer(DynamicLayer):
         if part is None:
             return states
         size = self.block_size if self.by_block else 1
-        for row, start in enumerate(self.starts.tolist()):
-            for end in range(start + size, states.shape[2] + 1, size):
-                if end > past:
-                    states[row, :, end - size : end] = through(states[row, :, end - size : end], part, scales)
+        new = [
+            (row, end - size)
+            for row, start in enumerate(self.starts.tolist())
+            for end in range(start + size, states.shape[2] + 1, size)
+            if end > past
+        ]
+        if new:  # in one go, as each call takes its time
+            rows, begins = torch.tensor(new).T[..., None]
+            at = rows, slice(None), begins + torch.arange(size)
+            states[at] = through(states[at].transpose(1, 2), part, scales).transpose(1, 2)
         return states
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:

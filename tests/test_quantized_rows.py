@@ -92,7 +92,7 @@ def quantized(states, past, code, size):
     states = states.clone()
     for end in range(size, states.shape[1] + 1, size):
         if end > past:
-            states[:, end - size : end] = through(states[:, end - size : end], code)
+            states[:, end - size : end] = through(states[None, :, end - size : end], code)[0]
     return states
 
 
