@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 
 # Before anything imports transformers, which reads them once.
@@ -27,6 +28,13 @@ MOST_WORKERS = 4  # each holds torch and the demo model, about 1.5 GB
 def pytest_xdist_auto_num_workers() -> int:
     """What `pytest -n auto` means here."""
     return min(MOST_WORKERS, os.cpu_count() or 1)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    """What all modules have made stays to the end: no collection looks through it again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
