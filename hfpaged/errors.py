@@ -110,6 +110,10 @@ class UnsupportedModelError(HfpagedError, ValueError):
     """A model whose cache cannot be paged, with the way that works instead."""
 
 
+class CheckpointError(HfpagedError, ValueError):
+    """Files of a model that lack weights of it, or have others than it has a place for; it was not loaded."""
+
+
 class AutogradError(HfpagedError, RuntimeError):
     """A gradient for keys of an earlier forward, which lie in the pool without their graph."""
 

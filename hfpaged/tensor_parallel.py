@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from hfpaged import compat, compat_sharding
+from hfpaged import compat, compat_sharding, whole_weights
 from hfpaged.block_hash import ExtraKey
 from hfpaged.errors import UnsupportedModelError
 from hfpaged.ranks import Ranks
@@ -68,14 +68,15 @@ def load_model(name: str | os.PathLike[str], model_class: Any = AutoModelForCaus
     Heads are split where their numbers divide by that of the processes; where not, attention layers are whole on each
     of them, and so are keys and values, while everything else is split. In one process it is a plain from_pretrained.
     Processes that are all on this machine talk over its loopback interface, where GLOO_SOCKET_IFNAME names no other.
+    Raises CheckpointError for files that lack weights of the model, or have others than it has a place for.
     """
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size > 1:
         _stay_here(os.environ)
-        config = arguments.get("config") or AutoConfig.from_pretrained(name, **_for_config(arguments))
+        config = arguments.get("config") or AutoConfig.from_pretrained(name, **whole_weights.for_config(arguments))
         plan = None if divides(config, size) else _plan_with_whole_attention(config, model_class)
         arguments = arguments | {"distributed_config": compat_sharding.distributed_config(plan)}
-    return model_class.from_pretrained(name, **arguments)
+    return whole_weights.load_whole(name, model_class, **arguments)
 
 
 def _stay_here(environ: MutableMapping[str, str]) -> None:
@@ -102,11 +103,6 @@ def _plan_with_whole_attention(config: PreTrainedConfig, model_class: Any) -> di
     with torch.device("meta"):
         model = model_class.from_config(config)
     return compat_sharding.with_whole_attention(compat_sharding.tp_plan(model))
-
-
-def _for_config(arguments: dict[str, Any]) -> dict[str, Any]:
-    names = ("cache_dir", "force_download", "local_files_only", "revision", "subfolder", "token", "trust_remote_code")
-    return {name: arguments[name] for name in names if name in arguments}
 
 
 def _check_heads(model: PreTrainedModel, size: int) -> None:

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 import transformers
 import two_ranks
+from safetensors.torch import load_file, save_file
 from tensor_parallel_cases import FAMILIES, FORMATS, WAYS
 from tiny_models import PLAIN
 from transformers import AutoModelForCausalLM, DynamicCache
@@ -414,7 +415,19 @@ def refusals():
         errors[name] = str(raised.value)
     with pytest.raises(hfpaged.InvalidConfigError) as refused:
         hfpaged.PagedCache(load("llama"), kv_scales=object.__new__(hfpaged.kv_scales.KVScales))
-    return errors | {"scales": str(refused.value)}
+    with pytest.raises(hfpaged.CheckpointError) as lacking:
+        tensor_parallel.load_model(_without_a_layer(folder_of("llama")))
+    return errors | {"scales": str(refused.value), "lacking": str(lacking.value)}
+
+
+def _without_a_layer(folder):
+    other = folder.with_name("without_a_layer")
+    if RANK == 0:
+        shutil.copytree(folder, other)
+        weights = {key: value for key, value in load_file(other / "model.safetensors").items() if "layers.1" not in key}
+        save_file(weights, other / "model.safetensors", {"format": "pt"})
+    dist.barrier()
+    return other
 
 
 def host_group():

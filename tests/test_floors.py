@@ -35,7 +35,7 @@ FLOORS = {
     " graph handle paged_layer state_layer model_classes pageable mask_pattern mask attention attention_code"
     " attention_origin pictures prefix_sharing prefix_lookup cache_pool row_cache cache patching"
     " sinks streaming streaming_support packed_cache prepack prepack_faults prepack_gain"
-    " prepack_report generation_watch generation_inputs tensor_parallel compat_sharding same_tokens",
+    " prepack_report generation_watch generation_inputs tensor_parallel compat_sharding same_tokens whole_weights",
     3: "engine*",
     4: "__init__ __main__ cli demo demo_model demo_wheel measure bench* quality* verdict support conditions telemetry*"
     " doctor* watching* serve* json_file model_arguments planner* stress* replicas* kv_events*",

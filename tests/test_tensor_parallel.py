@@ -178,6 +178,7 @@ def test_what_cannot_be_split_so_is_refused_by_name(run):
         assert "sequence_parallel" in errors["sequence"]
         assert "by other means than transformers' tensor parallelism" in errors["others"]
         assert f"this is rank {number} of 2 with heads of its own" in errors["scales"]
+        assert "9 of the 21 tensors of LlamaForCausalLM are not in its files" in errors["lacking"]
 
 
 @pytest.mark.skipif("lo" not in {name for _, name in socket.if_nameindex()}, reason="its loopback has another name")

@@ -11,7 +11,7 @@ from typing import Any
 
 import hfpaged_kernels
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from hfpaged import demo_model
 from hfpaged.bench.endpoint import Endpoint
@@ -71,17 +71,10 @@ class Setting:
 
 
 def load(name: str | None, dtype: str, device: str) -> demo_model.Loaded | tuple[PreTrainedModel, None]:
-    """The model in eval mode, and its tokenizer where it has one. Raises DemoModelError."""
+    """The model in eval mode, and its tokenizer where it has one. Raises as demo_model.load()."""
     if name is None or not _lacks_tokenizer(name):
         return demo_model.load(name, dtype, device)
-    try:
-        return AutoModelForCausalLM.from_pretrained(name, dtype=dtype).to(device).eval(), None
-    except (OSError, ValueError, RuntimeError, AssertionError) as error:
-        reason = str(error).strip().splitlines()[0].rstrip(".")
-        raise demo_model.DemoModelError(
-            f"cannot load {name!r} to device {device!r}: {reason}; pass a folder written by save_pretrained() or the "
-            "id of a causal language model on the Hugging Face hub, and a device that this machine has"
-        ) from error
+    return demo_model.load_without_tokenizer(name, dtype, device), None
 
 
 def _lacks_tokenizer(name: str) -> bool:
