@@ -20,6 +20,7 @@ from hfpaged.compat import cache_argument
 from hfpaged.errors import InvalidConfigError
 from hfpaged.kv_format import FORMATS, KVFormat, resolve_format
 from hfpaged.measure import KVBytes, alternate, dynamic_kv_bytes
+from hfpaged.model_arguments import add_trust
 
 PROMPTS = (
     "What is the capital of France?",
@@ -53,6 +54,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="what PagedCache stores: int8, fp8_e4m3, fp8_e5m2, k8v4, int4, or auto, what the model computes (default)",
     )  # fmt: skip
     parser.add_argument("--device", default="cpu", help="where torch runs the model (default: cpu)")
+    add_trust(parser)
     parser.add_argument("--prompts", nargs="+", default=PROMPTS, metavar="TEXT", help="questions, one batch")
 
 
@@ -61,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     kv_format = resolve_format(args.kv_dtype)
     if args.max_new_tokens < 1:
         raise InvalidConfigError(f"--max-new-tokens {args.max_new_tokens} generates nothing; use 1 or more")
-    model, tokenizer = demo_model.load(args.model, args.dtype, args.device)
+    model, tokenizer = demo_model.load(args.model, args.dtype, args.device, trust_remote_code=args.trust_remote_code)
     inputs = chat_inputs(tokenizer, args.prompts).to(args.device)
     runs: dict[str, Callable[[], Outcome]] = {
         PLAIN: partial(generate_plain, model, inputs, args.max_new_tokens),

@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
+from pickle import UnpicklingError
 
 import platformdirs
 import torch
@@ -29,7 +30,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from hfpaged import tensor_parallel, whole_weights
+from hfpaged import custom_code, tensor_parallel, whole_weights
 from hfpaged.conditions import quiet_transformers
 from hfpaged.demo_wheel import WHEEL_BYTES, DemoModelError, fetch
 from hfpaged.errors import HfpagedError
@@ -52,17 +53,20 @@ def load(
     model: str | Path | None = None,
     dtype: torch.dtype | str = torch.float32,
     device: str | torch.device | None = "cpu",
+    *,
+    trust_remote_code: bool = False,
 ) -> Loaded:
     """A model in eval mode and its left-padding tokenizer: of a folder, of a hub id, or the demo model. `device` None:
-    split over all processes that torchrun has started, each part where transformers puts it.
+    split over all processes that torchrun has started, each part where transformers puts it. `trust_remote_code`: code
+    that the model brings is run.
 
     Raises DemoModelError, or CheckpointError for files that do not fit their model.
     """
     if model is not None:
-        return _load(model, dtype, device)
+        return _load(model, dtype, device, trust_remote_code)
     folder = path()
     with quiet_transformers():
-        return _load(folder, dtype, device)
+        return _load(folder, dtype, device, trust_remote_code)
 
 
 def path() -> Path:
@@ -78,22 +82,30 @@ def path() -> Path:
     return folder
 
 
-def _load(name: str | Path, dtype: torch.dtype | str, device: str | torch.device | None) -> Loaded:
-    _check_folder(name)
-    with _told(name, _TOKENIZER_REMEDY if Path(name).is_dir() else _REMEDY):
-        tokenizer = AutoTokenizer.from_pretrained(name, padding_side="left")
+def _load(name: str | Path, dtype: torch.dtype | str, device: str | torch.device | None, trust: bool) -> Loaded:
+    tokenizer = load_tokenizer(name, trust_remote_code=trust)
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
-    return load_without_tokenizer(name, dtype, device), tokenizer
+    return load_without_tokenizer(name, dtype, device, trust_remote_code=trust), tokenizer
+
+
+def load_tokenizer(name: str | Path, *, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
+    """The left-padding tokenizer alone. Raises DemoModelError."""
+    _check_folder(name)
+    with _told(name, _TOKENIZER_REMEDY if Path(name).is_dir() else _REMEDY):
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            name, padding_side="left", trust_remote_code=trust_remote_code
+        )
+    return tokenizer
 
 
 def load_without_tokenizer(
-    name: str | Path, dtype: torch.dtype | str, device: str | torch.device | None
+    name: str | Path, dtype: torch.dtype | str, device: str | torch.device | None, *, trust_remote_code: bool = False
 ) -> PreTrainedModel:
     """The model alone, as `load` loads it. Raises DemoModelError, or CheckpointError for files that do not fit it."""
     with _told(name, _REMEDY):
         load = whole_weights.load_whole if device is not None else tensor_parallel.load_model
-        model: PreTrainedModel = load(name, AutoModelForCausalLM, dtype=dtype)
+        model: PreTrainedModel = load(name, AutoModelForCausalLM, dtype=dtype, trust_remote_code=trust_remote_code)
     try:
         return (model if device is None else model.to(device)).eval()
     except (RuntimeError, AssertionError) as error:  # torch asserts where it was built without the device
@@ -127,7 +139,14 @@ def _told(name: str | Path, remedy: str) -> Iterator[None]:
         raise DemoModelError(f"cannot load {str(name)!r}: {_sentence(error)}; install what it needs") from error
     except (HfpagedError, torch.OutOfMemoryError):
         raise
+    except UnpicklingError as error:
+        raise DemoModelError(
+            f"cannot load {str(name)!r}: its weights are a pickle of other things than tensors, which could run any "
+            "code and is not read; use a checkpoint in safetensors"
+        ) from error
     except (OSError, ValueError, RuntimeError) as error:  # a RuntimeError: weights of other shapes than the config's
+        if isinstance(error, ValueError) and custom_code.is_refused(error):
+            raise DemoModelError(custom_code.refusal(name)) from error
         raise DemoModelError(f"cannot load {str(name)!r}: {_sentence(error)}; {remedy}") from error
 
 

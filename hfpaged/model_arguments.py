@@ -8,6 +8,10 @@ from hfpaged import json_file
 from hfpaged.errors import InvalidConfigError
 from hfpaged.picture import check_png
 
+TRUST = (
+    "run the code that the model or its tokenizer brings in files of its own",
+    "off: it runs with all rights of this process, so read it first",
+)
 DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -17,7 +21,16 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", help="folder or hub id (default: SmolLM2-135M-Instruct from PyPI)")
     parser.add_argument("--dtype", choices=DTYPES, default="float32", help="default: float32")
     parser.add_argument("--device", default="cpu", help="where torch runs the model (default: cpu)")
+    add_trust(parser)
     parser.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: as torch chooses)")
+
+
+def add_trust(parser: argparse.ArgumentParser) -> None:
+    """--trust-remote-code"""
+    parser.add_argument(
+        "--trust-remote-code", action="store_true",
+        help=f"{TRUST[0]} (default: {TRUST[1]})",
+    )  # fmt: skip
 
 
 def check_model_and_files(args: argparse.Namespace, *others: str) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from rich.console import Console
 from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
 
+from hfpaged import custom_code
 from hfpaged.errors import HfpagedError, InvalidConfigError
 from hfpaged.verdict import CORRECT, FAST, NO_CACHE, REFUSED, Verdict, examine
 
@@ -54,12 +55,23 @@ def find_config(model: str) -> tuple[PreTrainedConfig, str]:
     if not Path(model).exists() and model in CONFIG_MAPPING:
         return CONFIG_MAPPING[model](), f"the default config of model type {model}"
     try:
-        return AutoConfig.from_pretrained(model), model
+        return AutoConfig.from_pretrained(model, trust_remote_code=False), model
+    except ValueError as error:
+        if custom_code.is_refused(error):
+            raise InvalidConfigError(
+                f"{model!r} brings code of its own{custom_code.files_of(model)}, and this tells of models of "
+                "transformers alone; load it where you trust it: PagedCache(model) works, or says why not"
+            ) from error
+        raise _no_config(model, error) from error
     except Exception as error:  # from a file that is no JSON to a division by its zero
-        raise InvalidConfigError(
-            f"{model!r} is no folder or file with a config, no model type and no model that can be fetched: "
-            f"{_first_line(error)}"
-        ) from error
+        raise _no_config(model, error) from error
+
+
+def _no_config(model: str, error: Exception) -> InvalidConfigError:
+    return InvalidConfigError(
+        f"{model!r} is no folder or file with a config, no model type and no model that can be fetched: "
+        f"{_first_line(error)}"
+    )
 
 
 def _print(model: str, source: str, verdict: Verdict) -> None:

@@ -74,7 +74,7 @@ def load_model(name: str | os.PathLike[str], model_class: Any = AutoModelForCaus
     if size > 1:
         _stay_here(os.environ)
         config = arguments.get("config") or AutoConfig.from_pretrained(name, **whole_weights.for_config(arguments))
-        plan = None if divides(config, size) else _plan_with_whole_attention(config, model_class)
+        plan = None if divides(config, size) else _plan_with_whole_attention(config, model_class, **_trust(arguments))
         arguments = arguments | {"distributed_config": compat_sharding.distributed_config(plan)}
     return whole_weights.load_whole(name, model_class, **arguments)
 
@@ -99,10 +99,15 @@ def divides(config: PreTrainedConfig, size: int) -> bool:
     return not any(count % size for counts in compat_sharding.head_counts(config) for count in counts)
 
 
-def _plan_with_whole_attention(config: PreTrainedConfig, model_class: Any) -> dict[str, str]:
+def _plan_with_whole_attention(config: PreTrainedConfig, model_class: Any, **trust: bool) -> dict[str, str]:
     with torch.device("meta"):
-        model = model_class.from_config(config)
+        model = model_class.from_config(config, **trust)
     return compat_sharding.with_whole_attention(compat_sharding.tp_plan(model))
+
+
+def _trust(arguments: dict[str, Any]) -> dict[str, bool]:
+    name = "trust_remote_code"
+    return {name: arguments[name]} if name in arguments else {}
 
 
 def _check_heads(model: PreTrainedModel, size: int) -> None:

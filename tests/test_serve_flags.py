@@ -61,6 +61,7 @@ def test_the_issue_finds_all_its_flags():
         "log-json shutdown-timeout send-timeout max-request-bytes record-prompts shadow record "
         "replicas min-replicas max-replicas address num-gpus-per-replica num-cpus-per-replica app-name route-prefix "
         "swap-space prefix-store prefix-store-size tp tensor-parallel-size "
+        "trust-remote-code "
         "kv-events-endpoint kv-events-replay-endpoint kv-events-topic kv-events-salted kv-events-config"
     )
     there = {name for flag in flags() for name in flag.option_strings}

@@ -34,9 +34,11 @@ def run(args: argparse.Namespace) -> int:
     if args.against is not None:
         against = endpoint.reach(args.against, args.against_key, args.against_model)
     with cpu_threads(args.threads), quiet_transformers():
-        model, tokenizer = setting.load(args.model or args.name, args.dtype, args.device)
+        model, tokenizer = setting.load(
+            args.model or args.name, args.dtype, args.device, trust_remote_code=args.trust_remote_code
+        )
         repeats = args.repeats or (1 if args.quick else REPEATS)
-        subject = Setting(model, tokenizer, repeats, args.quick, against, args.rate)
+        subject = Setting(model, tokenizer, repeats, args.quick, against, args.rate, args.trust_remote_code)
         header = {"kind": args.kind, **subject.header()}
         if any(row.takes_server for row in rows):
             header["rate"] = args.rate

@@ -1,6 +1,6 @@
 """`hfpaged serve` with a pool of a given size, as a process of its own.
 
-python -m hfpaged.bench.serve_ours MODEL DTYPE DEVICE PORT TOKENS
+python -m hfpaged.bench.serve_ours MODEL DTYPE DEVICE PORT TOKENS [--trust-remote-code]
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from hfpaged.serve import run
 
 def main() -> int:
     """Until it is told to stop."""
-    name, dtype, device, port, tokens = sys.argv[1:]
-    model, tokenizer = demo_model.load(name, dtype, device)
+    name, dtype, device, port, tokens, *trust = sys.argv[1:]
+    model, tokenizer = demo_model.load(name, dtype, device, trust_remote_code=bool(trust))
     return run(model, tokenizer, port=int(port), block_size=BLOCK, num_blocks=-(-int(tokens) // BLOCK))
 
 

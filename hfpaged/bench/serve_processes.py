@@ -57,7 +57,7 @@ def obstacle() -> str | None:
 def ours(setting: Setting) -> Iterator[Target]:
     """hfpaged.serve."""
     port, name = _free_port(), _name(setting)
-    sizes = [name, _dtype(setting), str(setting.device), str(port), str(POOL)]
+    sizes = [name, _dtype(setting), str(setting.device), str(port), str(POOL), *_trust(setting)]
     with _running([sys.executable, "-m", "hfpaged.bench.serve_ours", *sizes], port) as url:
         yield Target(f"{url}/v1/completions", openai_body(None))
 
@@ -70,7 +70,7 @@ def transformers_serve(setting: Setting) -> Iterator[Target]:
         "host": "127.0.0.1", "port": port, "device": setting.device, "dtype": _dtype(setting),
         "cb-num-blocks": -(-POOL // PAGE),
     }  # fmt: skip
-    flags = [f"--{key}={value}" for key, value in options.items()]
+    flags = [*(f"--{key}={value}" for key, value in options.items()), *_trust(setting)]
     with _running([sys.executable, "-c", LAUNCH, "serve", name, "--continuous-batching", *flags], port) as url:
         yield Target(f"{url}/v1/completions", _transformers_body(name))
 
@@ -141,6 +141,11 @@ def _free_port() -> int:
 def _name(setting: Setting) -> str:
     name: str = setting.model.config._name_or_path
     return name
+
+
+def _trust(setting: Setting) -> list[str]:
+    """Both call it so."""
+    return ["--trust-remote-code"] if setting.trust_remote_code else []
 
 
 def _dtype(setting: Setting) -> str:

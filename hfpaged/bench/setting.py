@@ -13,7 +13,7 @@ import hfpaged_kernels
 import torch
 from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from hfpaged import demo_model
+from hfpaged import custom_code, demo_model
 from hfpaged.bench.endpoint import Endpoint
 from hfpaged.bench.serve_rows import RATE
 
@@ -21,7 +21,7 @@ from hfpaged.bench.serve_rows import RATE
 @dataclass(frozen=True)
 class Setting:
     """`tokenizer` is None where the model has none; token ids are drawn at random then. `against` is another server,
-    `rate` how many requests per second come to it and to ours.
+    `rate` how many requests per second come to it and to ours. `trust_remote_code`: for whoever loads it again.
     """
 
     model: PreTrainedModel
@@ -30,6 +30,7 @@ class Setting:
     is_quick: bool
     against: Endpoint | None = None
     rate: float = RATE
+    trust_remote_code: bool = False
 
     @property
     def device(self) -> torch.device:
@@ -70,23 +71,25 @@ class Setting:
         }
 
 
-def load(name: str | None, dtype: str, device: str) -> demo_model.Loaded | tuple[PreTrainedModel, None]:
+def load(
+    name: str | None, dtype: str, device: str, *, trust_remote_code: bool = False
+) -> demo_model.Loaded | tuple[PreTrainedModel, None]:
     """The model in eval mode, and its tokenizer where it has one. Raises as demo_model.load()."""
-    if name is None or not _lacks_tokenizer(name):
-        return demo_model.load(name, dtype, device)
-    return demo_model.load_without_tokenizer(name, dtype, device), None
+    if name is None or not _lacks_tokenizer(name, trust_remote_code):
+        return demo_model.load(name, dtype, device, trust_remote_code=trust_remote_code)
+    return demo_model.load_without_tokenizer(name, dtype, device, trust_remote_code=trust_remote_code), None
 
 
-def _lacks_tokenizer(name: str) -> bool:
+def _lacks_tokenizer(name: str, trust: bool) -> bool:
     """Whether there is a model of that name, without a tokenizer."""
     try:
-        AutoConfig.from_pretrained(name)
+        AutoConfig.from_pretrained(name, trust_remote_code=trust)
     except (OSError, ValueError):
         return False
     try:
-        AutoTokenizer.from_pretrained(name)
-    except (OSError, ValueError):
-        return True
+        AutoTokenizer.from_pretrained(name, trust_remote_code=trust)
+    except (OSError, ValueError) as error:
+        return not (isinstance(error, ValueError) and custom_code.is_refused(error))
     return False
 
 

@@ -47,7 +47,9 @@ def run(args: argparse.Namespace) -> int:
     contexts = parse_contexts(args.contexts or (QUICK_CONTEXTS if args.quick else DEFAULT_CONTEXTS))
     sides = [] if args.calibrate else parse_sides(args.kv or JUDGED, args.against, _scales(args.kv_scales))
     with cpu_threads(args.threads), quiet_transformers():
-        model, tokenizer = demo_model.load(_model_name(args), args.dtype, args.device)
+        model, tokenizer = demo_model.load(
+            _model_name(args), args.dtype, args.device, trust_remote_code=args.trust_remote_code
+        )
         corpus = load_corpus(args.data, tokenizer)
         try:
             with torch.inference_mode():

@@ -45,7 +45,8 @@ def run(args: argparse.Namespace, options: ServeOptions, sizes: Mapping[str, Any
     check_sizes(args, settings)
     recipe = Recipe(
         options=replace(options, salt_secret=options.salt_secret or os.urandom(32)), model=args.model, dtype=args.dtype,
-        device=args.device, sizes=sizes, log_level=args.log_level, log_json=args.log_json,
+        device=args.device, trust_remote_code=args.trust_remote_code, sizes=sizes,
+        log_level=args.log_level, log_json=args.log_json,
         neighbours=settings.max_replicas, environment={OTLP_ENDPOINT: args.otlp_endpoint} if args.otlp_endpoint else {},
     )  # fmt: skip
     code: int = launch.run(recipe, settings, args.host, args.port, shows_keys=bool(args.api_key))

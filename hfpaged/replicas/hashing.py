@@ -6,7 +6,6 @@ import asyncio
 from typing import Any
 
 from starlette.types import Scope
-from transformers import AutoTokenizer
 
 from hfpaged import demo_model
 from hfpaged.conditions import quiet_transformers
@@ -22,7 +21,7 @@ class Hashing:
     def __init__(self, recipe: Recipe, block_size: int) -> None:
         self._hashes: PromptHashes | None = None
         if recipe.sizes.get("prefix_sharing", True):
-            self._hashes = PromptHashes(_tokenizer(recipe.model), recipe.options, block_size)
+            self._hashes = PromptHashes(_tokenizer(recipe), recipe.options, block_size)
 
     async def of(self, scope: Scope, path: str, body: bytes) -> bytes:
         """See `PromptHashes.of`; none where replicas share no prefixes. `path` is that within the application."""
@@ -32,6 +31,8 @@ class Hashing:
         return await asyncio.to_thread(self._hashes.of, path, body, given.decode("latin-1"))
 
 
-def _tokenizer(model: str | None) -> Any:
+def _tokenizer(recipe: Recipe) -> Any:
     with quiet_transformers():
-        return AutoTokenizer.from_pretrained(demo_model.path() if model is None else model, padding_side="left")
+        return demo_model.load_tokenizer(
+            demo_model.path() if recipe.model is None else recipe.model, trust_remote_code=recipe.trust_remote_code
+        )

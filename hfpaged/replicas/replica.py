@@ -145,7 +145,7 @@ def _own_options(recipe: Recipe, name: str) -> Any:
 
 
 def _load(recipe: Recipe) -> ContinuousBatcher:
-    model, tokenizer = load_model(recipe.model, recipe.dtype, recipe.device)
+    model, tokenizer = load_model(recipe.model, recipe.dtype, recipe.device, trust_remote_code=recipe.trust_remote_code)
     model = load_adapters(model, recipe.options.adapters)
     return ContinuousBatcher(model, tokenizer, **_sizes(recipe, next(model.parameters()).device.type))
 

@@ -61,7 +61,8 @@ def run(args: argparse.Namespace) -> int:
 
     code: int = serve.run(
         args.model, host=args.host, port=args.port, options=options, dtype=args.dtype, device=args.device,
-        log_level=args.log_level, log_json=args.log_json, split=num_ranks > 1, **sizes,
+        log_level=args.log_level, log_json=args.log_json, split=num_ranks > 1,
+        trust_remote_code=args.trust_remote_code, **sizes,
     )  # fmt: skip
     return code
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import argparse
 
 from hfpaged.config import DEFAULT_STORE_SIZE
+from hfpaged.model_arguments import TRUST
 from hfpaged.replicas import flags as replica_flags
 from hfpaged.serve import flag_types as types
 from hfpaged.serve import kv_event_flags, tp_flags
@@ -66,6 +67,7 @@ def _model(group: argparse._ArgumentGroup) -> None:
     _add(group, "--device",
          "where torch runs the model",
          "cuda where there is one, else cpu: what is fastest here")  # fmt: skip
+    _add(group, "--trust-remote-code", *TRUST, action="store_true")
     _add(group, "--max-model-len",
          "longest prompt with its answer, in tokens",
          "what the model's config says: longer texts are not what it was trained on",

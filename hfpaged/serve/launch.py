@@ -37,7 +37,7 @@ logger = logging.getLogger("hfpaged")
 def run(
     model: Any = None, tokenizer: Any = None, *, host: str = "127.0.0.1", port: int = 8000,
     options: ServeOptions | None = None, dtype: str = "auto", device: str | None = None, log_level: str = "info",
-    log_json: bool = False, split: bool = False, **sizes: Any,
+    log_json: bool = False, split: bool = False, trust_remote_code: bool = False, **sizes: Any,
 ) -> int:  # fmt: skip
     """Serve a model object, or one of a name or folder, until SIGTERM or Ctrl-C; returns 0.
 
@@ -51,6 +51,7 @@ def run(
         dtype, device: of a model that is loaded here; "auto": the checkpoint's, None: cuda where there is one.
         log_level, log_json: what goes to stderr meanwhile, and as what.
         split: load one of a name over all processes that torchrun has started; `device` is not looked at then.
+        trust_remote_code: whether code is run that one of a name brings in files of its own.
         sizes: arguments of ContinuousBatcher.
 
     Raises InvalidConfigError for an address that cannot be had, and what loading and ContinuousBatcher raise.
@@ -60,7 +61,7 @@ def run(
         os.environ[CAPTURE_CONTENT] = "true"
     if follows(model, split):
         with quiet_logging(log_level, as_json=log_json), without_bars():  # rank 0 shows them
-            model, tokenizer = loaded(model, tokenizer, dtype, device, split)
+            model, tokenizer = loaded(model, tokenizer, dtype, device, split, trust_remote_code)
             with ContinuousBatcher(model, tokenizer, **sizes) as batcher:
                 return follow(batcher)
     if options.record is not None:
@@ -70,7 +71,7 @@ def run(
     console = Console(highlight=False)
     with logging_to_stderr(log_level, as_json=log_json), providers.observed(), listening_on(host, port) as listening:
         with progress("loading the model", console, log_json), without_bars(wanted=log_json):
-            model, tokenizer = loaded(model, tokenizer, dtype, device, split)
+            model, tokenizer = loaded(model, tokenizer, dtype, device, split, trust_remote_code)
             model = load_adapters(model, options.adapters)
         with progress("measuring what a step takes, and making the pool", console, log_json):
             batcher = ContinuousBatcher(model, tokenizer, **sizes)
@@ -104,23 +105,27 @@ def _serve(
         logger.info("stopped: no request is left, and all that was recorded is delivered")
 
 
-def loaded(model: Any, tokenizer: Any, dtype: str, device: str | None, split: bool) -> tuple[PreTrainedModel, Any]:
-    """What was given, or what its name stands for. Raises DemoModelError."""
+def loaded(
+    model: Any, tokenizer: Any, dtype: str, device: str | None, split: bool, trust_remote_code: bool
+) -> tuple[PreTrainedModel, Any]:
+    """What was given, or what its name stands for. Raises as load_model()."""
     if isinstance(model, torch.nn.Module):
         return model, tokenizer
-    return load_model(model, dtype, device, split)
+    return load_model(model, dtype, device, split, trust_remote_code)
 
 
-def load_model(name: Any, dtype: str, device: str | None, split: bool = False) -> tuple[PreTrainedModel, Any]:
+def load_model(
+    name: Any, dtype: str, device: str | None, split: bool = False, trust_remote_code: bool = False
+) -> tuple[PreTrainedModel, Any]:
     """A model and its tokenizer by a name or folder, None for the demo model; `device` None: cuda where there is one.
     `split` over all ranks, it lies where transformers puts the part of each.
 
-    Raises DemoModelError.
+    Raises DemoModelError, or CheckpointError.
     """
     device = None if split else device or ("cuda" if torch.cuda.is_available() else "cpu")
     if name is None:  # whose makers' dtype is not that of the file that it ships in
         return demo_model.load(None, "float32" if dtype == "auto" else dtype, device)
-    return demo_model.load(name, dtype, device)
+    return demo_model.load(name, dtype, device, trust_remote_code=trust_remote_code)
 
 
 @contextmanager

@@ -39,7 +39,9 @@ def run(args: argparse.Namespace) -> int:
     """
     _check(args)
     with cpu_threads(args.threads), quiet_transformers():
-        model, tokenizer = setting.load(args.model or args.name, args.dtype, args.device)
+        model, tokenizer = setting.load(
+            args.model or args.name, args.dtype, args.device, trust_remote_code=args.trust_remote_code
+        )
         try:
             with endless(model):
                 return _run(args, model, Setting(model, tokenizer, 1, is_quick=False))
