@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 
 from hfpaged import replicas
-from hfpaged.errors import InvalidConfigError
+from hfpaged.errors import HfpagedError, InvalidConfigError
 from hfpaged.replicas import flags as replica_flags
 from hfpaged.serve import flag_types, kv_event_flags, tp_flags
 from hfpaged.serve.flags import add_flags
+from hfpaged.serve.logs import logging_to_stderr
 from hfpaged.serve.options import ServeOptions
+
+logger = logging.getLogger("hfpaged")
 
 LINE = "an OpenAI-compatible server around a model, with metrics and a live page"
 
@@ -47,7 +51,20 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until SIGTERM or Ctrl-C. Raises HfpagedError for what cannot be served."""
+    """Serve until SIGTERM or Ctrl-C. Raises HfpagedError for what cannot be served, with --log-json logs it."""
+    if not args.log_json:
+        return _run(args)
+    import torch  # noqa: F401  # whose loggers have handlers from here on; what is imported behind it may warn
+
+    with logging_to_stderr(args.log_level, as_json=True):
+        try:
+            return _run(args)
+        except HfpagedError as error:
+            logger.error("%s", error)
+            return 2
+
+
+def _run(args: argparse.Namespace) -> int:
     options = options_of(args)
     sizes = sizes_of(args)
     num_ranks = tp_flags.size_of(args)

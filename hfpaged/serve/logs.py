@@ -6,33 +6,55 @@ import json
 import logging
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import datetime, timezone
 
 LOGGERS = ("hfpaged", "uvicorn")
+# Libraries whose loggers have handlers of their own; all others hand their records to the root.
+OTHERS = ("", "transformers", "huggingface_hub", "torch")
 
 
 @contextmanager
 def logging_to_stderr(level: str, *, as_json: bool) -> Iterator[None]:
-    """Meanwhile these loggers, and those below them, write there and nowhere else."""
+    """Meanwhile these loggers, and those below them, write there and nowhere else. As JSON so do all others, at the
+    levels that they have, and Python's warnings.
+    """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if as_json else logging.Formatter("%(asctime)s %(levelname)-7s %(message)s"))
-    loggers = [logging.getLogger(name) for name in LOGGERS]
-    before = [(logger.level, logger.propagate, logger.handlers[:]) for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(level.upper())
-        logger.propagate, logger.handlers = False, [handler]
-    # Its start and its end are told by us; what it says of errors is not.
-    uvicorn = logging.getLogger("uvicorn.error")
-    uvicorn_level = uvicorn.level
-    uvicorn.setLevel(max(logging.WARNING, loggers[0].level))
+    with ExitStack() as stack:
+        for name in LOGGERS:
+            stack.enter_context(_written_by(handler, logging.getLogger(name), level.upper()))
+        # Its start and its end are told by us; what it says of errors is not.
+        uvicorn = logging.getLogger("uvicorn.error")
+        stack.callback(uvicorn.setLevel, uvicorn.level)
+        uvicorn.setLevel(max(logging.WARNING, logging.getLogger("hfpaged").level))
+        if as_json:
+            for name in OTHERS:
+                stack.enter_context(_written_by(handler, logging.getLogger(name)))
+            stack.enter_context(_captured_warnings())
+        yield
+
+
+@contextmanager
+def _written_by(handler: logging.Handler, logger: logging.Logger, level: str | None = None) -> Iterator[None]:
+    before = logger.level, logger.propagate, logger.handlers[:]
+    if level is not None:
+        logger.setLevel(level)
+    logger.propagate, logger.handlers = False, [handler]
     try:
         yield
     finally:
-        uvicorn.setLevel(uvicorn_level)
-        for logger, (old_level, propagates, handlers) in zip(loggers, before, strict=True):
-            logger.setLevel(old_level)
-            logger.propagate, logger.handlers = propagates, handlers
+        logger.setLevel(before[0])
+        logger.propagate, logger.handlers = before[1:]
+
+
+@contextmanager
+def _captured_warnings() -> Iterator[None]:
+    logging.captureWarnings(True)
+    try:
+        yield
+    finally:
+        logging.captureWarnings(False)
 
 
 class JsonFormatter(logging.Formatter):
