@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import errno
 import importlib
 import importlib.metadata
@@ -10,7 +11,7 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from hfpaged.errors import HfpagedError
 from hfpaged.telemetry import providers
@@ -105,8 +106,25 @@ def _drop_output() -> None:
 class _Parser(argparse.ArgumentParser):
     """Says in one line what is wrong, and not all that could have been."""
 
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[argparse.Namespace, list[str]]:
+        """A command refuses the flags that it does not know itself: argparse leaves that to the whole, which knows no
+        flag of a command.
+        """
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{self._meant(unknown)}")
+        return found, unknown
+
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: error: {message}; see {self.prog} --help\n")
+
+    def _meant(self, unknown: list[str]) -> str:
+        for word in unknown:
+            flag = word.partition("=")[0]
+            near = difflib.get_close_matches(flag, self._option_string_actions, n=1) if flag.startswith("--") else []
+            if near:
+                return f" (did you mean {near[0]}?)"
+        return ""
 
 
 def _with_dashes(word: str) -> str:

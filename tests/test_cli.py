@@ -98,3 +98,21 @@ def test_a_wrong_line_exits_2_and_says_in_one_line_where_help_is(command, capsys
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("hfpaged")
     assert line.endswith("--help")
+
+
+MISSPELT = {
+    "serve --prot 1": ("hfpaged serve", "--prot (did you mean --port?)"),
+    "serve --max_model_length=8": ("hfpaged serve", "--max-model-length=8 (did you mean --max-model-len?)"),
+    "bench generate --repaets 3": ("hfpaged bench generate", "--repaets (did you mean --repeats?)"),
+    "plan m --devise h100": ("hfpaged plan", "--devise h100 (did you mean --device?)"),
+    "telemetry export d --xyz": ("hfpaged telemetry export", "--xyz"),
+    "stress m n": ("hfpaged stress", "n"),
+}
+
+
+@pytest.mark.parametrize(("words", "said"), MISSPELT.items(), ids=MISSPELT)
+def test_a_flag_that_a_command_does_not_know_is_its_own_error_with_the_nearest_one(capsys, words, said):
+    program, named = said
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(words.split())
+    assert capsys.readouterr().err == f"{program}: error: unrecognized arguments: {named}; see {program} --help\n"
