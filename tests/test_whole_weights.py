@@ -137,6 +137,9 @@ def test_an_adapter_of_nothing_is_told_what_it_needs(adapter):
     rewrite(adapter / "adapter_config.json", base_model_name_or_path=None)
     with pytest.raises(CheckpointError, match=r"does not say of which model.*--adapter NAME=PATH"):
         load(adapter)
+    rewrite(adapter / "adapter_config.json", base_model_name_or_path=str(adapter / "none"))
+    with pytest.raises(CheckpointError, match=r"an adapter of '.*none', and there is no such folder.*--adapter"):
+        load(adapter)
 
 
 def test_programs_load_no_other_way(tmp_path):
