@@ -12,6 +12,7 @@ from hfpaged.replicas.cluster import QUIET_SERVE
 from hfpaged.replicas.ingress import Ingress
 from hfpaged.replicas.recipe import Recipe
 from hfpaged.replicas.replica import Replica
+from hfpaged.replicas.routing_stats import STATS_SECONDS
 from hfpaged.replicas.settings import ReplicaSettings
 
 REPLICA, INGRESS = "Replica", "Ingress"
@@ -19,8 +20,6 @@ HEAD = {"node:__internal_head__": 0.001}  # what only the head node of a cluster
 MOST_CALLS = 100_000  # a replica's own queue says when it is full, in words of ours
 LAST_SECONDS = 10.0  # beyond the time that requests get to end
 HEALTH_SECONDS = 5.0
-STATS_SECONDS = 1.0  # from one report of a replica's prefixes to the next
-MEMORY_SECONDS = 20.0  # what was sent to a replica counts so long before it tells of it
 MOST_STARTS = 3  # of replicas that fail as they load
 
 
@@ -55,6 +54,5 @@ def _number(settings: ReplicaSettings) -> dict[str, Any]:
 
 def _router() -> RequestRouterConfig:
     return RequestRouterConfig(
-        request_router_class="hfpaged.replicas.router.PrefixRouter", request_routing_stats_period_s=STATS_SECONDS,
-        request_router_kwargs={"memory_seconds": MEMORY_SECONDS},
-    )  # fmt: skip
+        request_router_class="hfpaged.replicas.router.PrefixRouter", request_routing_stats_period_s=STATS_SECONDS
+    )

@@ -8,6 +8,8 @@ from collections.abc import Collection, Iterable, Mapping
 
 # Hashes per replica: chains of 4096 tokens of 256 requests, in about 6 MB.
 MOST_REMEMBERED = 1 << 16
+# What was sent to a replica counts so long before it tells of it.
+MEMORY_SECONDS = 20.0
 
 
 class RecentPrefixes:
@@ -15,7 +17,7 @@ class RecentPrefixes:
     a prompt in its queue, of its forward, and of two reports.
     """
 
-    def __init__(self, seconds: float = 20.0, limit: int = MOST_REMEMBERED) -> None:
+    def __init__(self, seconds: float = MEMORY_SECONDS, limit: int = MOST_REMEMBERED) -> None:
         self._seconds, self._limit = seconds, limit
         # A plain dict looks for its first key behind all those that were taken from it: 28 s for 65,536.
         self._sent: dict[str, OrderedDict[int, float]] = {}

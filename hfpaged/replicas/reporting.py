@@ -7,6 +7,7 @@ from typing import Any
 from hfpaged.engine.batcher import ContinuousBatcher
 from hfpaged.replicas.published import PublishedPrefixes, unwatch_prefixes, watch_prefixes
 from hfpaged.replicas.routing_hash import RoutingHash
+from hfpaged.replicas.routing_stats import stats_to_tell
 
 
 class Reporter:
@@ -21,16 +22,12 @@ class Reporter:
 
     def stats(self) -> dict[str, Any]:
         """See `RoutingStats`. From any thread; it takes some milliseconds where the pool is large."""
-        batcher, blocks = self._batcher, self._batcher.pool.blocks
-        running, seats = len(batcher.requests_with_blocks()), batcher.limits["max_num_seqs"]
-        return {
-            "prefixes": self._published.hottest(),
-            "running": running,
-            "waiting": max(len(batcher.loop.requests) - running, 0),
-            "seats": seats,
-            "most": None if self._most_queued is None else seats + self._most_queued,
-            "free": blocks.num_free / blocks.num_blocks if blocks.num_blocks else 1.0,
-        }
+        batcher = self._batcher
+        running = len(batcher.requests_with_blocks())
+        return stats_to_tell(
+            self._published.hottest(), len(batcher.loop.requests), running, batcher.limits["max_num_seqs"],
+            self._most_queued, batcher.pool.blocks,
+        )  # fmt: skip
 
     def close(self) -> None:
         """Follow the pool no more."""

@@ -16,6 +16,7 @@ from ray.serve.request_router import (
 )
 
 from hfpaged.replicas.affinity import Thresholds
+from hfpaged.replicas.recent_prefixes import MEMORY_SECONDS
 from hfpaged.replicas.routing import Routing
 from hfpaged.replicas.routing_hash import hashes_in
 
@@ -32,7 +33,7 @@ class PrefixRouter(LocalityMixin, MultiplexMixin, RequestRouter):
     # only be busy, where Ray Serve's 0.1 s are for replicas of which one is as good as another.
     queue_len_response_deadline_s = 0.5
 
-    def initialize_state(self, *, memory_seconds: float = 20.0, **thresholds: Any) -> None:
+    def initialize_state(self, *, memory_seconds: float = MEMORY_SECONDS, **thresholds: Any) -> None:
         """With `request_router_kwargs`: the fields of Thresholds. Raises InvalidConfigError."""
         self._routing = Routing(Thresholds(**thresholds), memory_seconds=memory_seconds, clock=time.monotonic)
 

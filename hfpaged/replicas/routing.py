@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from hfpaged.replicas.affinity import Candidate, Thresholds, ranked
-from hfpaged.replicas.recent_prefixes import RecentPrefixes
+from hfpaged.replicas.recent_prefixes import MEMORY_SECONDS, RecentPrefixes
 from hfpaged.replicas.routing_hash import as_numbers
 from hfpaged.replicas.routing_stats import RoutingStats, read_stats
 
@@ -17,7 +17,7 @@ class Routing:
     """Of one process that sends requests. `clock` gives seconds, `memory_seconds` see RecentPrefixes."""
 
     def __init__(
-        self, thresholds: Thresholds | None = None, *, memory_seconds: float = 20.0,
+        self, thresholds: Thresholds | None = None, *, memory_seconds: float = MEMORY_SECONDS,
         clock: Callable[[], float], rng: random.Random | None = None,
     ) -> None:  # fmt: skip
         self._thresholds, self._clock = thresholds or Thresholds(), clock

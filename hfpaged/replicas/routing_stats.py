@@ -1,4 +1,4 @@
-"""What replicas have told, as it is read by those who choose among them."""
+"""What replicas tell, and how it is read by those who choose among them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from hfpaged.block_pool import BlockPool
 from hfpaged.replicas.routing_hash import as_numbers, hashes_in
+
+STATS_SECONDS = 1.0  # from one report of a replica to the next
 
 
 class RoutingStats(NamedTuple):
@@ -27,8 +30,24 @@ class RoutingStats(NamedTuple):
     free: float = 1.0
 
 
+def stats_to_tell(
+    prefixes: bytes, requests: int, running: int, seats: int, most_queued: int | None, blocks: BlockPool
+) -> dict[str, Any]:
+    """Of a replica with so many `requests`, `running` among them: see RoutingStats. So many may wait as `most_queued`
+    says, None for any number.
+    """
+    return {
+        "prefixes": prefixes,
+        "running": running,
+        "waiting": max(requests - running, 0),
+        "seats": seats,
+        "most": None if most_queued is None else seats + most_queued,
+        "free": blocks.num_free / blocks.num_blocks if blocks.num_blocks else 1.0,
+    }
+
+
 def read_stats(told: Any) -> RoutingStats:
-    """Of what `Reporter.stats` gives; whatever is something else is left out, as if the replica had not said it."""
+    """Of what `stats_to_tell` gives; whatever is something else is left out, as if the replica had not said it."""
     if not isinstance(told, Mapping):
         return RoutingStats()
     prefixes, free = told.get("prefixes"), told.get("free")
