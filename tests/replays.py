@@ -25,16 +25,12 @@ def asked(prompt, answer, chunk, arrival=0.0, **fields):
 
 
 def run(trace: Trace, variant: Variant, lets_sleep: bool = True, engine: type[ReplayEngine] = ReplayEngine):
-    """(outcome, engine) of a replay; the books of the pool are in order at its end, and nothing is left in it."""
-
-    class Made(engine):
-        def __init__(self, *parts):
-            super().__init__(*parts, lets_sleep=lets_sleep)
-
-    replay = Replay(trace, variant, COST, engine=Made)
+    """(outcome, engine or fleet) of a replay; the books of all pools are in order at its end, and none holds blocks."""
+    replay = Replay(trace, variant, COST, make=lambda *parts: engine(*parts, lets_sleep=lets_sleep))
     outcome = replay.run()
     assert replay.engine is not None
-    check_empty(replay.engine)
+    for each in getattr(replay.engine, "engines", [replay.engine]):
+        check_empty(each)
     return outcome, replay.engine
 
 

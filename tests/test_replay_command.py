@@ -87,10 +87,37 @@ def test_json_has_each_variant_with_its_figures(model, trace, capsys):
 
 def test_what_is_not_replayed_is_said(model, trace, capsys):
     words = (model, "--kv-cache-memory", "64KiB", "--replay", trace, "--cost", GIVEN, "--no-knee", "--requests", 3)
-    notes = as_json(capsys, *words, "--replicas", 2, "--swap-space", "1MiB")["notes"]
-    assert any("one of 2 replicas, which gets all requests" in note for note in notes)
+    notes = as_json(capsys, *words, "--swap-space", "1MiB")["notes"]
     assert any("tiers below the pool are left out" in note for note in notes)
-    assert not any("left out:" in note or "replicas" in note for note in as_json(capsys, *words)["notes"])
+    notes = as_json(capsys, *words, "--tp", 2)["notes"]
+    assert any("that of each of 2 ranks" in note and "whatever --tp says" in note for note in notes)
+    assert not any("left out:" in note or "ranks" in note for note in as_json(capsys, *words)["notes"])
+
+
+def test_each_rank_has_its_own_heads_in_a_pool_of_its_own(model, trace, capsys):
+    words = (model, "--kv-cache-memory", "64KiB", "--replay", trace, "--no-knee", "--requests", 3, "--device", "h100")
+    one, two = (as_json(capsys, *words, "--tp", tp) for tp in (1, 2))
+    assert two["variants"][0]["variant"]["num_blocks"] == 2 * one["variants"][0]["variant"]["num_blocks"]
+    assert two["cost"]["step_seconds"] < one["cost"]["step_seconds"]
+    assert any("tell each other takes no time" in note for note in two["notes"])
+
+
+def test_replicas_and_routers_are_tried_and_each_replica_is_told(model, trace, capsys):
+    words = (model, "--kv-cache-memory", "64KiB", "--replay", trace, "--cost", GIVEN, "--no-knee", "--replicas", 2)
+    found = as_json(capsys, *words)["variants"]
+    assert [each["variant"]["replicas"] for each in found] == [2]
+    parts = found[0]["replicas"]
+    assert [sum(part[name] for part in parts) for name in ("requests", "finished")] == [40, 40]
+    assert sum(part["busy_seconds"] for part in parts) == pytest.approx(2 * found[0]["busy_seconds"])
+    lists = ("--over", "replicas=1,3", "--over", "router=prefix,in-turn", "--jobs", 1)
+    tried = [each["variant"] for each in as_json(capsys, *words, *lists)["variants"]]
+    assert [(each["replicas"], each["router"]) for each in tried] == [(1, "prefix"), (3, "prefix"), (3, "in-turn")]
+    assert plan(*words, *lists) == 0
+    lines = capsys.readouterr().out.splitlines()
+    heads = next(number for number, line in enumerate(lines) if line.startswith("replicas"))
+    assert lines[heads].split()[:2] == ["replicas", "router"]
+    told = [tuple(line.split()[:2]) for line in lines[heads + 1 : heads + 4]]
+    assert told == [("1", "-"), ("3", "prefix"), ("3", "in-turn")]
 
 
 def test_sizes_of_the_engine_are_tried_too(model, trace, capsys):
@@ -135,6 +162,7 @@ def test_an_assumed_cost_says_so_and_a_measured_one_how_well_it_fits(model, trac
         (("--replay", "trace", "--over", "size=3"), "'size=3' is none of pool="),
         (("--replay", "trace", "--over", "block-size=24"), "is not a power of two"),
         (("--replay", "trace", "--over", "pool=1MiB", "--over", "pool=2MiB"), "--over says pool twice"),
+        (("--replay", "trace", "--over", "router=random"), "'random' is no router; use one of prefix, in-turn"),
         (("--replay", "trace", "--cost", "q=1"), "is none of a=, b=, c= and d="),
         (("--replay", "trace", "--cost", "nowhere"), "is no file that can be read"),
         (("--replay", "trace", "--over", "pool=1KiB"), "has no room for a block"),

@@ -9,6 +9,7 @@ from hfpaged.clock import VirtualTime, virtual_time
 from hfpaged.planner.cost_model import CostModel
 from hfpaged.planner.outcome import Outcome, outcome_of
 from hfpaged.planner.replay_engine import ReplayEngine
+from hfpaged.planner.replay_fleet import Make, ReplayFleet
 from hfpaged.planner.replay_request import ReplayRequest
 from hfpaged.planner.trace import Trace
 from hfpaged.planner.variant import Variant
@@ -17,31 +18,38 @@ TELL_EVERY = 0.2  # seconds between two calls of `told`
 
 
 class Replay:
-    """One run of a trace. `told` is called now and then with the requests that are over."""
+    """One run of a trace. `told` is called now and then with the requests that are over; `make` gives the engine of one
+    replica.
+    """
 
     def __init__(
         self, trace: Trace, variant: Variant, cost: CostModel, told: Callable[[int], None] | None = None, *,
-        engine: Callable[[Variant, CostModel, VirtualTime], ReplayEngine] = ReplayEngine,
+        make: Make = ReplayEngine,
     ) -> None:  # fmt: skip
         self.trace, self.variant = trace, variant
-        self._cost, self._told, self._make = cost.for_token_bytes(variant.token_bytes), told, engine
-        self.engine: ReplayEngine | None = None
+        self._cost, self._told, self._make = cost.for_token_bytes(variant.token_bytes), told, make
+        self.engine: ReplayEngine | ReplayFleet | None = None
 
     def run(self) -> Outcome:
         """To its end, or to Ctrl-C; that is said in the outcome."""
         began, was_interrupted = time.perf_counter(), False
         with virtual_time() as now:
-            self.engine = self._make(self.variant, self._cost, now)
+            self.engine = self._engine(now)
             try:
                 self._run(self.engine, now)
             except KeyboardInterrupt:
                 was_interrupted = True
             wall = time.perf_counter() - began
-            return outcome_of(self.variant, self.engine.stats, now.seconds, wall, was_interrupted=was_interrupted)
+            return outcome_of(self.variant, self.engine.parts, now.seconds, wall, was_interrupted=was_interrupted)
 
-    def _run(self, engine: ReplayEngine, now: VirtualTime) -> None:
+    def _engine(self, now: VirtualTime) -> ReplayEngine | ReplayFleet:
+        if self.variant.replicas == 1:
+            return self._make(self.variant, self._cost, now)
+        return ReplayFleet(self.variant, self._cost, now, self._make)
+
+    def _run(self, engine: ReplayEngine | ReplayFleet, now: VirtualTime) -> None:
         told_at = time.perf_counter()
-        arrivals = self._arrivals(engine)
+        arrivals = self._arrivals()
         coming = next(arrivals, None)
         while coming is not None or engine.has_work:
             if coming is not None and not engine.has_work:
@@ -53,13 +61,12 @@ class Replay:
                 engine.step(None if coming is None else coming.arrival_time)
             if self._told is not None and time.perf_counter() - told_at > TELL_EVERY:
                 told_at = time.perf_counter()
-                self._told(engine.stats.arrived - engine.num_in_flight)
+                self._told(engine.num_over)
 
-    def _arrivals(self, engine: ReplayEngine) -> Iterator[ReplayRequest]:
+    def _arrivals(self) -> Iterator[ReplayRequest]:
         """Made one by one: all together would fill the memory."""
-        rate, root = self.variant.rate, engine.root
         for number, asked in enumerate(self.trace.requests):
-            yield ReplayRequest(self.trace, asked, number, asked.arrival / rate, root)
+            yield ReplayRequest(self.trace, asked, number, asked.arrival / self.variant.rate)
 
 
 def replay(

@@ -25,7 +25,8 @@ def add_flags(group: argparse._ArgumentGroup) -> None:
              "too, - for stdin (JSON lines with arrival, lengths and hashes)")  # fmt: skip
     add("--over", type=over, action="append", default=[], metavar="NAME=A,B",
         help="values to try, in all combinations: pool=2GiB,4GiB kv-dtype=auto,int8 block-size=8,16,32 "
-             "window=none,4096 max-num-seqs=64,128 token-budget=2048,4096; may come several times")  # fmt: skip
+             "window=none,4096 max-num-seqs=64,128 token-budget=2048,4096 replicas=1,2,4 router=prefix,in-turn; may "
+             "come several times")  # fmt: skip
     add("--cost", metavar="COST",
         help="seconds of a step: a=0.01,b=2e-5,c=1e-4,d=1e-8 (a step, a prompt token, a sequence that decodes, a "
              "stored token read), or a file with these or with measured steps (default: fitted from the steps in the "
@@ -60,7 +61,7 @@ def _replayed(args: argparse.Namespace, found: Fit) -> Report:
     from hfpaged.planner.replay_report import Report, best_of, sample
     from hfpaged.planner.replay_runs import Runs, progress
     from hfpaged.planner.trace_reading import read
-    from hfpaged.planner.words import one_pool
+    from hfpaged.planner.words import no_tiers, replayed_ranks
 
     variants = variants_of(found, args.over)  # before a long trace is read: what cannot be is said at once
     trace = read(args.replay)
@@ -87,6 +88,7 @@ def _replayed(args: argparse.Namespace, found: Fit) -> Report:
     name = "stdin" if args.replay == "-" else os.path.basename(args.replay)
     if runs.was_interrupted:
         print("hfpaged: interrupted; this is what was found until then", file=sys.stderr)
+    left_out = [*no_tiers(found), *replayed_ranks(found, measured=not cost.assumed)]
     return Report(
-        found.case.sizes.facts.name, name, trace, cost, own, of_recording, knee, runs.was_interrupted, one_pool(found)
+        found.case.sizes.facts.name, name, trace, cost, own, of_recording, knee, runs.was_interrupted, left_out
     )  # fmt: skip

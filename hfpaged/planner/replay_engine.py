@@ -46,9 +46,24 @@ class ReplayEngine:
     def num_in_flight(self) -> int:
         return self.scheduler.num_running + len(self.scheduler.waiting)
 
+    @property
+    def num_requests(self) -> int:
+        """In flight, where several samples are one."""
+        return self.stats.arrived - self.stats.refused - self.stats.too_long - self.stats.finished
+
+    @property
+    def num_over(self) -> int:
+        """Requests that have ended or were refused."""
+        return self.stats.arrived - self.num_requests
+
+    @property
+    def parts(self) -> list[ReplayStats]:
+        """By replica: of this one."""
+        return [self.stats]
+
     def add(self, request: ReplayRequest) -> None:
         """A request begins to wait, or is refused as a server would refuse it."""
-        variant = self.variant
+        variant, request.root = self.variant, self.root
         self.stats.arrived += 1
         most = variant.max_num_queued_requests
         if most is not None and self.num_in_flight >= variant.max_num_seqs + most:

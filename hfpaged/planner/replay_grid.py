@@ -13,12 +13,20 @@ from hfpaged.errors import InvalidConfigError
 from hfpaged.planner.case import USUAL_SEQUENCES
 from hfpaged.planner.fit import Fit, fit
 from hfpaged.planner.trace import Trace
-from hfpaged.planner.variant import Variant, variant_of
+from hfpaged.planner.variant import ROUTERS, Variant, variant_of
 from hfpaged.serve import flag_types as types
 
 MOST = 1000  # variants of one call
 
-# By the name in --over: what reads a value, and which choice of a plan it is; the two others are sizes of the engine.
+
+def _router(text: str) -> str:
+    if text not in ROUTERS:
+        raise argparse.ArgumentTypeError(f"{text!r} is no router; use one of {', '.join(ROUTERS)}")
+    return text
+
+
+# By the name in --over: what reads a value, and which choice of a plan it is; two are sizes of the engine, and a router
+# is one of the replay alone.
 _CHOICES: dict[str, tuple[Callable[[str], Any], str]] = {
     "pool": (types.size, "pool"),
     "kv-dtype": (str, "kv_format"),
@@ -26,6 +34,8 @@ _CHOICES: dict[str, tuple[Callable[[str], Any], str]] = {
     "window": (lambda text: None if text == "none" else types.count(text), "window"),
     "max-num-seqs": (types.count, "max_num_seqs"),
     "token-budget": (types.count, "token_budget"),
+    "replicas": (types.count, "replicas"),
+    "router": (_router, "router"),
 }
 
 
@@ -51,12 +61,14 @@ def variants_of(found: Fit, lists: Sequence[tuple[str, list[Any]]]) -> list[Vari
         raise InvalidConfigError(
             f"--over makes {len(combinations)} variants, and at most {MOST} are run; leave some out"
         )
-    return [_variant(found, dict(zip(names, values, strict=True))) for values in combinations]
+    made = [_variant(found, dict(zip(names, values, strict=True))) for values in combinations]
+    return list(dict.fromkeys(made))  # for one replica all routers are one
 
 
 def _variant(found: Fit, choices: dict[str, Any]) -> Variant:
-    max_num_seqs = choices.pop("max_num_seqs", None) or found.asked or USUAL_SEQUENCES
+    seqs, router = choices.pop("max_num_seqs", None), choices.pop("router", ROUTERS[0])
     planned = fit(found.case.choosing(**choices)) if choices else found
+    max_num_seqs, replicas = seqs or planned.asked or USUAL_SEQUENCES, planned.case.choices.replicas
     if planned.pool <= 0:
         raise InvalidConfigError(
             f"weights and activations leave no room for a pool on {found.case.machine.name} (short by "
@@ -64,7 +76,8 @@ def _variant(found: Fit, choices: dict[str, Any]) -> Variant:
         )
     return variant_of(
         planned.layout, planned.pool, max_num_seqs, window=planned.case.choices.window,
-        max_num_batched_tokens=max(planned.case.choices.token_budget, max_num_seqs),
+        max_num_batched_tokens=max(planned.case.choices.token_budget, max_num_seqs), replicas=replicas,
+        router=router if replicas > 1 else ROUTERS[0],
     )  # fmt: skip
 
 

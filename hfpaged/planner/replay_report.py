@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ from hfpaged.planner.knee import REFUSED, Knee, serves, takes_off
 from hfpaged.planner.outcome import Outcome
 from hfpaged.planner.trace import Trace
 from hfpaged.planner.units import counted, lasting
+from hfpaged.planner.variant import Variant
 
 FEW = 500  # requests
 
@@ -77,8 +78,7 @@ class Report:
             return "interrupted: figures are of what was replayed until then"
         best = best_of(self.outcomes)
         words = [f"best of {len(self.outcomes)}: {best.variant.title()}"] if len(self.outcomes) > 1 else []
-        if (smallest := self._smallest_pool()) is not None:
-            words.append(smallest)
+        words += self._smallest()
         words.append(str(self.knee) if self.knee is not None else _state(best))
         return "; ".join(words)
 
@@ -111,15 +111,22 @@ class Report:
             "interrupted": self.was_interrupted,
         }  # fmt: skip
 
-    def _smallest_pool(self) -> str | None:
-        """Where pools of several sizes were tried: the one from which on the queue stays short."""
+    def _smallest(self) -> Iterator[str]:
+        """Where several pools or numbers of replicas were tried: from which on the queue stays short."""
+        if (size := self._least(lambda variant: variant.pool_tokens)) is not None:
+            yield f"the queue stays short from a pool of {size:,} tokens on"
+        if (count := self._least(lambda variant: variant.replicas)) is not None:
+            yield f"the queue stays short from {count} replicas on"
+
+    def _least(self, of: Callable[[Variant], int]) -> int | None:
+        """The least that does, where not all do and some."""
         fine: dict[int, bool] = {}
         for outcome in self.outcomes:
-            size = outcome.variant.pool_tokens
+            size = of(outcome.variant)
             fine[size] = fine.get(size, False) or serves(outcome)
         if len(fine) < 2 or not any(fine.values()) or all(fine.values()):
             return None
-        return f"the queue stays short from a pool of {min(size for size, ok in fine.items() if ok):,} tokens on"
+        return min(size for size, ok in fine.items() if ok)
 
     def _against_recording(self, replayed: Outcome) -> str:
         """Measured and replayed, side by side."""

@@ -8,15 +8,16 @@ from hfpaged.block_pool import BlockPool
 from hfpaged.engine.request import Request, SequenceGroup, SequenceState
 from hfpaged.planner.trace import Trace, TraceRequest
 from hfpaged.planner.trace_tokens import own_tokens, token_ids
-from hfpaged.prefix_block import Root
 
 
 class ReplayRequest(Request):
-    """It ends when each of its sequences has its tokens: `total` with the prompt, the answer known beforehand."""
+    """It ends when each of its sequences has its tokens: `total` with the prompt, the answer known beforehand. The
+    engine that gets it says under which `root` its prefix is looked up.
+    """
 
-    def __init__(self, trace: Trace, asked: TraceRequest, number: int, arrival: float, root: Root | None) -> None:
+    def __init__(self, trace: Trace, asked: TraceRequest, number: int, arrival: float) -> None:
         self.request_id = str(number)
-        self.number, self.arrival_time, self.root = number, arrival, root
+        self.number, self.arrival_time, self.root = number, arrival, None
         self.priority, self.tenant = asked.priority, str(asked.tenant)
         self.adapter = str(asked.adapter) if asked.adapter else None
         self.num_prompt_tokens = asked.prompt_tokens

@@ -9,6 +9,11 @@ from hfpaged.engine.schedule import Admission
 from hfpaged.engine.waits import plus
 from hfpaged.planner.sketch import Sketch
 
+_SUMS = (
+    "arrived", "refused", "too_long", "finished", "queried", "hits", "preemptions", "lost", "found_again", "steps",
+    "decodes", "prefills", "sequences", "busy_seconds", "block_seconds", "used_slots", "empty_slots", "output_tokens",
+)  # fmt: skip
+
 # Steps between two looks at what blocks leave empty: no multiple of a block size, at which all may be full.
 LOOK_EVERY = 13
 
@@ -27,6 +32,18 @@ class ReplayStats:
         self.waits: dict[str, float] = {}
         self.output_tokens = 0
         self.most_blocks = 0
+
+    def plus(self, other: ReplayStats) -> ReplayStats:
+        """Those of two replicas together; `most_blocks` is the larger one."""
+        both = ReplayStats(self._block_size, self._num_groups)
+        for name in _SUMS:
+            setattr(both, name, getattr(self, name) + getattr(other, name))
+        both.ttft, both.queue = self.ttft + other.ttft, self.queue + other.queue
+        both.duration, both.waits = self.duration + other.duration, plus(self.waits, other.waits)
+        both.gaps.merge(self.gaps)
+        both.gaps.merge(other.gaps)
+        both.most_blocks = max(self.most_blocks, other.most_blocks)
+        return both
 
     def admitted(self, admission: Admission, now: float) -> None:
         """A group begins, or begins again."""
@@ -56,6 +73,16 @@ class ReplayStats:
         self.busy_seconds += seconds
         self.block_seconds += used * seconds
         self.most_blocks = max(self.most_blocks, used)
+
+    @property
+    def hit_rate(self) -> float:
+        """Of the prompts' tokens."""
+        return self.hits / max(self.queried, 1)
+
+    @property
+    def mean_blocks(self) -> float:
+        """Held on average, while steps ran."""
+        return self.block_seconds / (self.busy_seconds or 1e-9)
 
     @property
     def is_due(self) -> bool:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from hfpaged.planner.knee import takes_off
-from hfpaged.planner.outcome import Outcome, Spread
+from hfpaged.planner.outcome import Outcome, ReplicaPart, Spread
 from hfpaged.planner.replay_report import Report
 from hfpaged.planner.units import binary, lasting
 from hfpaged.planner.variant import Variant
@@ -17,6 +18,8 @@ from hfpaged.planner.variant import Variant
 WIDTH = 150  # where stdout is no terminal
 
 _SETTINGS: dict[str, Callable[[Variant], str]] = {
+    "replicas": lambda variant: str(variant.replicas),
+    "router": lambda variant: variant.router if variant.replicas > 1 else "-",
     "KV": lambda variant: variant.kv_format,
     "window": lambda variant: str(variant.window or "-"),
     "pool": lambda variant: binary(variant.pool_bytes) if variant.block_bytes else f"{variant.num_blocks} blocks",
@@ -34,6 +37,11 @@ _FIGURES: dict[str, Callable[[Outcome], str]] = {
     "queue\np50 / p99": lambda found: _pair(found.queue),
     "TTFT\np50 / p99": lambda found: _pair(found.ttft),
     "ITL\np50 / p99": lambda found: _pair(found.gap),
+}
+# Of the replica that has least of it, and of the one that has most.
+_OF_REPLICAS: dict[str, Callable[[Outcome], str]] = {
+    "requests\neach": lambda found: _range([f"{part.requests:,}" for part in _by(found, "requests")]),
+    "busy\neach": lambda found: _range([f"{part.busy / (found.seconds or 1):.0%}" for part in _by(found, "busy")]),
 }
 
 
@@ -56,12 +64,21 @@ def _table(outcomes: Sequence[Outcome]) -> Table:
     names = varying or ["pool"]
     for name in names:
         table.add_column(name, justify="right", no_wrap=True)
-    for name in _FIGURES:
+    figures = _FIGURES | (_OF_REPLICAS if any(each.variant.replicas > 1 for each in outcomes) else {})
+    for name in figures:
         table.add_column(name, justify="right", overflow="fold")
     for found in outcomes:
-        cells = [_SETTINGS[name](found.variant) for name in names] + [of(found) for of in _FIGURES.values()]
+        cells = [_SETTINGS[name](found.variant) for name in names] + [of(found) for of in figures.values()]
         table.add_row(*cells, style="red" if takes_off(found) else None)
     return table
+
+
+def _by(found: Outcome, name: str) -> list[ReplicaPart]:
+    return sorted(found.parts, key=attrgetter(name))
+
+
+def _range(ordered: list[str]) -> str:
+    return " - ".join(dict.fromkeys((ordered[0], ordered[-1])))
 
 
 def _pair(spread: Spread) -> str:

@@ -25,6 +25,12 @@ class Sketch:
         if value > self.most:
             self.most = value
 
+    def merge(self, other: Sketch) -> None:
+        """All of `other` besides."""
+        for place, count in other._counts.items():
+            self._counts[place] = self._counts.get(place, 0) + count
+        self.count, self.sum, self.most = self.count + other.count, self.sum + other.sum, max(self.most, other.most)
+
     @property
     def mean(self) -> float | None:
         return self.sum / self.count if self.count else None

@@ -9,12 +9,17 @@ from hfpaged.engine.pacing import DEFAULT_STRETCH
 from hfpaged.errors import InvalidConfigError
 from hfpaged.planner.layout import PoolLayout
 
+# By the longest known prefix, as `hfpaged serve --replicas`; or to each replica in turn, for comparison.
+_CHOSEN = {"prefix": "by prefix", "in-turn": "in turn"}
+ROUTERS = tuple(_CHOSEN)
+
 
 @dataclass(frozen=True)
 class Variant:
     """Sizes as ContinuousBatcher takes them. `windows` by layer group, None for full attention. `rate`: arrivals come
     so many times as fast as in the trace. `max_num_queued_requests`: beyond those that run so many may wait, others are
     refused; None: nobody is. `max_step_stretch` None: prompts are not paced. Bytes are 0 where they are not known.
+    All sizes are those of one of `replicas`, among which `router` chooses: one of ROUTERS.
     """
 
     num_blocks: int
@@ -31,6 +36,8 @@ class Variant:
     kv_format: str = "auto"
     block_bytes: int = 0
     window: int | None = None  # that was asked for, besides the model's own
+    replicas: int = 1
+    router: str = "prefix"
 
     def __post_init__(self) -> None:
         check_block_size(self.block_size)
@@ -41,6 +48,11 @@ class Variant:
             raise InvalidConfigError(
                 f"max_num_seqs={self.max_num_seqs} with max_num_batched_tokens={self.max_num_batched_tokens}: each "
                 "sequence may want one token of a step; use at least 1, and as many tokens as sequences"
+            )
+        if self.replicas < 1 or self.router not in ROUTERS:
+            raise InvalidConfigError(
+                f"replicas={self.replicas} with router={self.router!r}: use 1 replica or more, and one of "
+                f"{', '.join(ROUTERS)}"
             )
         if not self.rate > 0:
             raise InvalidConfigError(f"rate={self.rate} is no speed of arrivals; use more than 0, 1 as in the trace")
@@ -66,8 +78,9 @@ class Variant:
         """For people."""
         size = f"{format_bytes(self.pool_bytes)} in " if self.block_bytes else ""
         window = f", window {self.window}" if self.window else ""
+        several = f"{self.replicas} replicas, {_CHOSEN[self.router]}, each " if self.replicas > 1 else ""
         return (
-            f"{self.kv_format}{window}, {size}{self.num_blocks} blocks of {self.block_size}, at most "
+            f"{several}{self.kv_format}{window}, {size}{self.num_blocks} blocks of {self.block_size}, at most "
             f"{self.max_num_seqs} sequences and {self.max_num_batched_tokens} tokens a step"
         )
 

@@ -68,14 +68,32 @@ def remarks(found: Fit) -> list[str]:
     return said
 
 
-def one_pool(found: Fit) -> list[str]:
-    """What replays and sweeps, which know a pool and nothing else, leave out of what was chosen."""
-    choices, said = found.case.choices, []
-    if choices.replicas > 1:
-        said.append(f"this is one of {choices.replicas} replicas, which gets all requests of a trace; give it its part")
+def no_tiers(found: Fit) -> list[str]:
+    """What replays and sweeps leave out of what was chosen."""
+    choices = found.case.choices
     if choices.swap_space or choices.store_size:
-        said.append("tiers below the pool are left out: what they would bring back is computed here")
-    return said
+        return ["tiers below the pool are left out: what they would bring back is computed here"]
+    return []
+
+
+def replayed_ranks(found: Fit, *, measured: bool) -> list[str]:
+    """What a replay takes several ranks for; steps may have been `measured`."""
+    tp = found.case.choices.tp
+    if tp == 1:
+        return []
+    pool = f"the pool is that of each of {tp} ranks, which hold the same blocks"
+    if measured:
+        return [f"{pool}; steps take what was given or measured, whatever --tp says"]
+    return [f"{pool}; steps read one rank's part of the weights, and what ranks tell each other takes no time"]
+
+
+def one_pool(found: Fit) -> list[str]:
+    """What a sweep, whose curve is that of one pool, leaves out of what was chosen."""
+    replicas = found.case.choices.replicas
+    if replicas > 1:
+        why = f"this is one of {replicas} replicas, which gets all requests of a trace"
+        return [f"{why}; a replay without --sweep knows all of them", *no_tiers(found)]
+    return no_tiers(found)
 
 
 def ranks(found: Fit) -> list[str]:
