@@ -1,6 +1,7 @@
 """Replays of several replicas: the judges are batchers behind the same choice, and a replay of one."""
 
 import random
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -14,6 +15,7 @@ from test_replay_batcher import Record, telling
 from hfpaged.planner.replay import Replay
 from hfpaged.planner.replay_engine import ReplayEngine
 from hfpaged.planner.replay_fleet import SECRET, ReplayFleet
+from hfpaged.planner.replay_report import best_of
 from hfpaged.planner.trace import Trace, TraceRequest
 from hfpaged.planner.variant import Variant
 from hfpaged.replicas.reporting import Reporter
@@ -118,3 +120,11 @@ def test_what_shares_no_prefix_goes_to_the_less_loaded_of_two():
     outcome, _ = run(trace, Variant(200, prefix_sharing=False, **FREE, replicas=3))
     assert all(17 <= part.requests <= 23 for part in outcome.parts)
     assert outcome.seconds < run(trace, Variant(200, prefix_sharing=False, **FREE))[0].seconds
+
+
+def test_the_best_is_none_that_sends_in_turn_as_no_server_does():
+    trace = Trace([TraceRequest(0.1 * number, 20, 8, (1,)) for number in range(8)], 16)
+    turn, near = (run(trace, Variant(50, replicas=2, router=router))[0] for router in ("in-turn", "prefix"))
+    soon = replace(turn, ttft=replace(turn.ttft, p99=0.0))
+    assert best_of([soon, near]) is near
+    assert best_of([soon]) is soon

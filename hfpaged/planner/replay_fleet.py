@@ -87,7 +87,7 @@ class ReplayFleet:
     def _tell(self, until: float) -> None:
         """What is told last before `until`, if it is time for that: nobody asks for what is told before it."""
         ticks = int(until // STATS_SECONDS)
-        if ticks > self._ticks and self._time.seconds >= ticks * STATS_SECONDS:
+        if self._routing is not None and ticks > self._ticks and self._time.seconds >= ticks * STATS_SECONDS:
             self._ticks = ticks
             self._told = {str(number): each.stats() for number, each in enumerate(self._replicas)}
 

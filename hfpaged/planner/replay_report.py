@@ -11,7 +11,7 @@ from hfpaged.planner.knee import REFUSED, Knee, serves, takes_off
 from hfpaged.planner.outcome import Outcome
 from hfpaged.planner.trace import Trace
 from hfpaged.planner.units import counted, lasting
-from hfpaged.planner.variant import Variant
+from hfpaged.planner.variant import ROUTERS, Variant
 
 FEW = 500  # requests
 
@@ -143,9 +143,11 @@ class Report:
 
 def best_of(outcomes: Sequence[Outcome]) -> Outcome:
     """Of those without a long queue (if there are any) and with the most tokens, to one in a hundred, one that stores
-    keys and values as they are computed, and of these the one whose first tokens come soonest.
+    keys and values as they are computed, and of these the one whose first tokens come soonest. Routers that are there
+    for comparison are none to choose, unless no other was tried.
     """
-    short = [outcome for outcome in outcomes if serves(outcome)] or list(outcomes)
+    real = [outcome for outcome in outcomes if outcome.variant.router == ROUTERS[0]] or list(outcomes)
+    short = [outcome for outcome in real if serves(outcome)] or real
     most = max(outcome.output_tokens_per_second for outcome in short)
     able = [outcome for outcome in short if outcome.output_tokens_per_second >= 0.99 * most]
     return min(able, key=lambda outcome: (outcome.variant.kv_format != "auto", outcome.ttft.p99 or 0.0))
