@@ -16,6 +16,7 @@ from stub_batcher import StubBatcher, going_on
 
 from hfpaged import PagedCache
 from hfpaged.engine import events as ev
+from hfpaged.engine.scheduler import Scheduler
 from hfpaged.errors import BatcherClosedError, CallbackError, NestedStepError, OutOfBlocksError, RequestTooLongError
 
 GREEDY = {"do_sample": False}
@@ -299,6 +300,22 @@ def test_ctrl_c_while_tokens_are_chosen_repeats_the_step(batcher):
         run(batcher)
     finals = run(batcher)
     assert [finals[name].token_ids for name in names] == [going_on(prompt, 12) for prompt in given]
+
+
+def test_ctrl_c_while_requests_are_taken_in_ends_the_one_and_loses_none(batcher, monkeypatch):
+    names, add = [batcher.add_request([5, number], max_new_tokens=3, **GREEDY) for number in range(3, 6)], Scheduler.add
+
+    def interrupted(scheduler, group):
+        if group.request.request_id == names[1]:
+            raise KeyboardInterrupt
+        add(scheduler, group)
+
+    monkeypatch.setattr(Scheduler, "add", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        batcher.step()
+    finals = run(batcher)
+    assert [finals[name].finish_reason for name in names] == ["length", "abort", "length"]
+    assert batcher.tally.stalled_seconds() == 0
 
 
 def test_ctrl_c_in_a_listener_loses_no_output_of_others(batcher):

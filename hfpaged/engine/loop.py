@@ -209,7 +209,11 @@ class EngineLoop:
     def _read_inbox(self) -> None:
         while self._inbox:
             act, request = self._inbox.popleft()
-            act(request)
+            try:
+                act(request)
+            except BaseException:  # Ctrl-C came in between, and half a request would never end
+                self.engine.abort(request)
+                raise
 
     def _settle(self) -> None:
         """Do what was asked for while a step was under way, unless another one is by now and will."""

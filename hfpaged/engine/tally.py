@@ -113,10 +113,9 @@ class Tally:
         self._requests = {}
 
     def _request(self, event: events.RequestEvent) -> InFlight:
-        request = self._in_flight.get(event.request_id)
-        if request is None:  # Ctrl-C swallowed its arrival
-            request = self._in_flight[event.request_id] = InFlight(0)
-        return request
+        if event.request_id not in self._in_flight:  # Ctrl-C swallowed its arrival
+            self._count_arrival(event.request_id, 0)
+        return self._in_flight[event.request_id]
 
     def _rejected(self, event: events.Rejected) -> None:
         self.sums.count(keys.RECEIVED)
