@@ -73,8 +73,13 @@ class TracedBlockPool(BlockPool):
 
     def allocate(self, count: int) -> list[int]:
         taken = super().allocate(count)
-        self.note("allocate", taken)
-        self.on_allocate(taken)
+        try:
+            self.note("allocate", taken)
+            self.on_allocate(taken)
+        except BaseException:  # Ctrl-C, while they are cleared: no table has them yet
+            for block in taken:
+                self.release(block)
+            raise
         return taken
 
     def acquire(self, block: int) -> None:

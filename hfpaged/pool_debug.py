@@ -64,8 +64,8 @@ class PoolDebug:
         for store, poisoned in list(self._poisoned.items()):
             cleared = [block for block in blocks if block in poisoned]
             if cleared:
+                poisoned.difference_update(cleared)  # first: after Ctrl-C in between some are no poison any more
                 store.clear(cleared)
-                poisoned.difference_update(cleared)
 
     def _stores(self) -> list[LayerStore]:
         return list({id(store): store for each in self._pool.layer_stores.values() for store in each}.values())

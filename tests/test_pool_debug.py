@@ -9,6 +9,7 @@ import copy
 import pytest
 import tiny_models
 import torch
+from transformers import DynamicCache
 
 from hfpaged import ContinuousBatcher, PagedCache, unpatch
 from hfpaged.block_pool import BlockPool
@@ -17,6 +18,7 @@ from hfpaged.errors import IntegrityError, InvalidConfigError, InvalidLogitsErro
 from hfpaged.kv_format import FORMATS
 from hfpaged.kv_pool import KVPool
 from hfpaged.layer_groups import LayerGroup
+from hfpaged.part_store import PartStore
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -163,6 +165,33 @@ def test_blocks_that_are_handed_out_again_hold_no_poison(model):
     for store in (pool.layer_stores[layer][0] for layer in (0, 1)):
         assert not store.contents("key")[block].any()
         assert not store.contents("value")[block].any()
+
+
+@pytest.mark.parametrize("part", [1, 2], ids=["keys", "values"])
+def test_ctrl_c_while_blocks_that_are_handed_out_are_cleared_loses_none(model, monkeypatch, part):
+    ids = tiny_models.prompts([9])["input_ids"]
+    expected = model.generate(ids, past_key_values=DynamicCache(config=model.config), max_new_tokens=9, **GREEDY)
+    cache = PagedCache(model, block_size=4, num_blocks=5, debug=True, prefix_sharing=False)  # all of them each time
+    set_bytes, calls = PartStore.set_bytes, []
+
+    def generate():
+        tokens = model.generate(ids, past_key_values=cache, max_new_tokens=9, **GREEDY)
+        cache.reset()
+        return tokens
+
+    def interrupted(store, blocks, byte):
+        calls.append(byte)
+        set_bytes(store, blocks, byte)
+        if len(calls) == part:
+            raise KeyboardInterrupt
+
+    generate()
+    monkeypatch.setattr(PartStore, "set_bytes", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        generate()
+    cache.reset()
+    cache.pool.check_integrity()
+    assert torch.equal(generate(), expected)
 
 
 def test_requests_are_named_and_steps_are_counted(model):
