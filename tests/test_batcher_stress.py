@@ -16,6 +16,8 @@ from stub_batcher import StubBatcher, going_on
 
 from hfpaged import PagedCache
 from hfpaged.engine import events as ev
+from hfpaged.engine import loop
+from hfpaged.engine.results import output_of
 from hfpaged.engine.scheduler import Scheduler
 from hfpaged.errors import BatcherClosedError, CallbackError, NestedStepError, OutOfBlocksError, RequestTooLongError
 
@@ -316,6 +318,26 @@ def test_ctrl_c_while_requests_are_taken_in_ends_the_one_and_loses_none(batcher,
     finals = run(batcher)
     assert [finals[name].finish_reason for name in names] == ["length", "abort", "length"]
     assert batcher.tally.stalled_seconds() == 0
+
+
+def test_ctrl_c_while_outputs_are_made_loses_none(batcher, monkeypatch):
+    told, names = [], []
+    for number in range(3, 7):
+        names.append(batcher.add_request([5, number], max_new_tokens=3, listener=told.append, **GREEDY))
+
+    def interrupted(request):
+        if request.is_finished and request.request_id == names[2]:
+            monkeypatch.undo()
+            raise KeyboardInterrupt
+        return output_of(request)
+
+    monkeypatch.setattr(loop, "output_of", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run(batcher)
+    assert {name: output.token_ids for name, output in run(batcher).items()} == {
+        name: going_on([5, number], 3) for number, name in enumerate(names, start=3)
+    }
+    assert [output.request_id for output in told if output.finished] == names
 
 
 def test_ctrl_c_in_a_listener_loses_no_output_of_others(batcher):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from transformers import PreTrainedModel
 
@@ -65,10 +65,8 @@ class Engine:
         """Give a request up; its blocks go back now."""
         self._end(request, "abort")
 
-    def end_all(self, requests: Iterable[Request], error: Exception | None) -> list[Request]:
-        """Give all up, or fail them, without a step: perhaps that is what cannot be done. Those that moved or ended
-        since the last step.
-        """
+    def end_all(self, requests: Iterable[Request], error: Exception | None) -> Iterator[Request]:
+        """Give all up, or fail them, without a step, which may be what fails; those that moved since the last one."""
         if error is None:
             for request in requests:
                 self.abort(request)
@@ -77,7 +75,7 @@ class Engine:
         self._under_way = None
         return self._take_moved()
 
-    def step(self) -> list[Request]:
+    def step(self) -> Iterator[Request]:
         """One step; the requests that got tokens or came to their end since the last one."""
         began = self.step_began = time.perf_counter()
         self.num_steps += 1
@@ -96,9 +94,11 @@ class Engine:
         finally:
             self.step_began = None
 
-    def _take_moved(self) -> list[Request]:
-        moved, self._moved = sorted(self._moved, key=lambda request: request.number), {}
-        return moved
+    def _take_moved(self) -> Iterator[Request]:
+        """Each is forgotten when the next one is asked for: with whom Ctrl-C comes, he and all others come again."""
+        for request in sorted(self._moved, key=lambda request: request.number):
+            yield request
+            del self._moved[request]
 
     def _schedule(self) -> Schedule:
         decoding = self._propose()

@@ -178,11 +178,11 @@ class EngineLoop:
     def _make_step(self, is_wanted: Callable[[Request], bool]) -> None:
         self._read_inbox()
         began = time.perf_counter()
-        moved = self.engine.step() if self.engine.has_work else []
-        outputs = [output_of(request) for request in moved if is_wanted(request)]
-        self._outputs += outputs
-        for output in outputs:  # under the lock, so that each listener gets them in order
-            self._deliver(output)
+        for request in self.engine.step() if self.engine.has_work else ():
+            if is_wanted(request):
+                output = output_of(request)
+                self._deliver(output)  # under the lock, so that each listener gets them in order
+                self._outputs.append(output)
         if self.spare is not None:
             self.spare.after_step(time.perf_counter() - began)
         self.engine.tells.raise_interrupt()
