@@ -106,7 +106,9 @@ def _drop_output() -> None:
 class _Parser(argparse.ArgumentParser):
     """Says in one line what is wrong, and not all that could have been."""
 
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[argparse.Namespace, list[str]]:
+    def parse_known_args(  # type: ignore[override]  # of the overloads only that one is used here
+        self, args: Any = None, namespace: Any = None
+    ) -> tuple[argparse.Namespace, list[str]]:
         """A command refuses the flags that it does not know itself: argparse leaves that to the whole, which knows no
         flag of a command.
         """

@@ -130,7 +130,7 @@ def test_own_data_are_used(tiny, tmp_path, capsys):
 
 def test_the_model_is_left_as_it_was(tiny, monkeypatch):
     model, tokenizer = demo_model.load(tiny)
-    monkeypatch.setattr(demo_model, "load", lambda *args: (model, tokenizer))
+    monkeypatch.setattr(demo_model, "load", lambda *_, **__: (model, tokenizer))
     assert run("--kv", "bfloat16", *SMALL) == 0
     assert not patching.is_patched(model)
     monkeypatch.setattr(PagedCache, "update", lambda *args, **kwargs: 1 / 0)
@@ -143,7 +143,7 @@ def test_targets_are_shown_for_the_demo_model_alone(tiny, monkeypatch, capsys):
     assert run(tiny, "--kv", "auto", *SMALL) == 0
     assert "target" not in capsys.readouterr().out
     loaded = demo_model.load(tiny)
-    monkeypatch.setattr(demo_model, "load", lambda *args: loaded)
+    monkeypatch.setattr(demo_model, "load", lambda *_, **__: loaded)
     monkeypatch.setitem(hfpaged.quality.verdict.DEMO_TARGETS, "auto", hfpaged.quality.thresholds.Target(0.5, 0.1, 0.9))
     assert run("--kv", "auto", *SMALL) == 0
     assert "50 %, +10.00 %, 90 %: MISSED bytes" in capsys.readouterr().out
