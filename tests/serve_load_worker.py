@@ -16,8 +16,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hfpaged import ContinuousBatcher
 from hfpaged.serve import ServeOptions, build_app
+from hfpaged.serve.listening import bound
 from hfpaged.serve.logs import logging_to_stderr
-from hfpaged.serve.uvicorn_server import Config, Server, bound
+from hfpaged.serve.uvicorn_server import Config, Server
 
 KEYS = {"ann": "key-of-ann", "bob": "key-of-bob", "eve": "key-of-eve"}
 LENGTH = 512  # the model's most tokens, prompt included

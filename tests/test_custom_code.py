@@ -124,13 +124,13 @@ def test_the_flag_reaches_who_loads(words, monkeypatch):
 
 
 def test_the_flag_reaches_replicas_and_their_ingress(monkeypatch):
-    replica = pytest.importorskip("hfpaged.replicas.replica")
+    model_host = pytest.importorskip("hfpaged.replicas.model_host")
     hashing = pytest.importorskip("hfpaged.replicas.hashing")
     seen = []
-    monkeypatch.setattr(replica, "load_model", teller(seen))
+    monkeypatch.setattr(model_host, "load_model", teller(seen))
     monkeypatch.setattr(demo_model, "load_tokenizer", teller(seen))
     recipe = Recipe(options=ServeOptions(), model="m", trust_remote_code=True)
-    for load in (replica._load, lambda given: hashing.Hashing(given, 16)):
+    for load in (model_host._load, hashing.load_tokenizer):
         with pytest.raises(EnoughError):
             load(recipe)
     assert seen == [True, True]

@@ -9,8 +9,8 @@ pytest.importorskip("ray.serve")
 from ray.exceptions import RayActorError
 
 from hfpaged.replicas import calls
+from hfpaged.replicas.answered import Answered
 from hfpaged.replicas.calls import ReplicaCalls
-from hfpaged.replicas.replica import Answered
 from hfpaged.serve.http_errors import ApiError
 
 SCOPE = {"type": "http", "path": "/health"}

@@ -10,10 +10,11 @@ import serve_models
 from replica_answers import normal
 from traced import tracing
 
+from hfpaged.replicas.answered import Answered
 from hfpaged.replicas.hosting import Hosted
 from hfpaged.replicas.ingress import Door, ingress_app
-from hfpaged.replicas.replica import Answered
 from hfpaged.serve import ServeOptions, build_app
+from hfpaged.serve.app import paths
 from hfpaged.serve.service import Service
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -78,7 +79,7 @@ async def both(*, replicas=2, **options):
             await stack.enter_async_context(
                 httpx.AsyncClient(transport=httpx.ASGITransport(app, raise_app_exceptions=False), base_url="http://x")
             )
-            for app in (apps[0], ingress_app(calls, door, Hashing()))
+            for app in (apps[0], ingress_app(calls, door, Hashing(), paths()))
         ]
         yield *clients, calls
 

@@ -23,6 +23,7 @@ def test_nobody_on_another_machine_reaches_a_cluster_of_our_own_and_it_gives_way
     assert ran.returncode == 0, ran.stderr
     told = json.loads(ran.stdout.splitlines()[-1])
     assert len(set(told["nice"])) == 1, told["nice"]
+    assert told["loaded"] == [], "whoever starts replicas has no model, and waits for no model's libraries"
     listening = told["listening"]
     assert port in [each for _, each in listening]
     assert len(listening) > 5, "Ray's own are missing"

@@ -41,7 +41,7 @@ def run(args: argparse.Namespace, options: ServeOptions, sizes: Mapping[str, Any
     from hfpaged.replicas.flags import check_sizes, settings_of
     from hfpaged.replicas.recipe import Recipe
 
-    settings = settings_of(args, has_cuda=_has_cuda())
+    settings = settings_of(args, has_cuda=args.device is None and _has_cuda())
     check_sizes(args, settings)
     recipe = Recipe(
         options=replace(options, salt_secret=options.salt_secret or os.urandom(32)), model=args.model, dtype=args.dtype,

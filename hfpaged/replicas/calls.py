@@ -11,8 +11,8 @@ from ray.exceptions import ActorDiedError, RayError, RayTaskError, TaskCancelled
 from ray.serve.exceptions import DeploymentUnavailableError
 from starlette.types import Message, Scope
 
+from hfpaged.replicas.answered import Answered
 from hfpaged.replicas.failover import no_replica
-from hfpaged.replicas.replica import Answered
 from hfpaged.serve.http_errors import ApiError
 
 ALL_SECONDS = 20.0  # that all replicas together have to answer

@@ -8,10 +8,10 @@ from urllib.parse import parse_qs
 from starlette.responses import Response
 from starlette.types import Scope
 
+from hfpaged.replicas.answered import Answered
 from hfpaged.replicas.calls import ReplicaCalls
 from hfpaged.replicas.failover import no_replica
 from hfpaged.replicas.gathered import gathered_metrics
-from hfpaged.replicas.replica import Answered
 from hfpaged.serve.gate import path_of
 from hfpaged.serve.http_errors import ApiError
 from hfpaged.serve.json_text import json_bytes

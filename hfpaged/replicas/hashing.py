@@ -7,8 +7,6 @@ from typing import Any
 
 from starlette.types import Scope
 
-from hfpaged import demo_model
-from hfpaged.conditions import quiet_transformers
 from hfpaged.replicas.prompt_hashes import PromptHashes
 from hfpaged.replicas.recipe import Recipe
 
@@ -16,12 +14,12 @@ NONE = b""
 
 
 class Hashing:
-    """Of a recipe's model, which is not loaded for it; `block_size` is that of the replicas' pools."""
+    """Of a recipe's model, which is not loaded for it; `tokenizer` is what `load_tokenizer` gives, and `block_size`
+    that of the replicas' pools.
+    """
 
-    def __init__(self, recipe: Recipe, block_size: int) -> None:
-        self._hashes: PromptHashes | None = None
-        if recipe.sizes.get("prefix_sharing", True):
-            self._hashes = PromptHashes(_tokenizer(recipe), recipe.options, block_size)
+    def __init__(self, recipe: Recipe, tokenizer: Any, block_size: int) -> None:
+        self._hashes = PromptHashes(tokenizer, recipe.options, block_size) if _share_prefixes(recipe) else None
 
     async def of(self, scope: Scope, path: str, body: bytes) -> bytes:
         """See `PromptHashes.of`; none where replicas share no prefixes. `path` is that within the application."""
@@ -31,8 +29,18 @@ class Hashing:
         return await asyncio.to_thread(self._hashes.of, path, body, given.decode("latin-1"))
 
 
-def _tokenizer(recipe: Recipe) -> Any:
+def load_tokenizer(recipe: Recipe) -> Any:
+    """That of a recipe's model, None where replicas share no prefixes; it takes seconds. Raises DemoModelError."""
+    if not _share_prefixes(recipe):
+        return None
+    from hfpaged import demo_model  # torch, which those who only start an ingress do without
+    from hfpaged.conditions import quiet_transformers
+
     with quiet_transformers():
         return demo_model.load_tokenizer(
             demo_model.path() if recipe.model is None else recipe.model, trust_remote_code=recipe.trust_remote_code
         )
+
+
+def _share_prefixes(recipe: Recipe) -> bool:
+    return bool(recipe.sizes.get("prefix_sharing", True))

@@ -5,6 +5,7 @@ them to replicas. It has no model.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from typing import Any
 
 from starlette.routing import Route
@@ -13,9 +14,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from hfpaged.replicas.calls import ReplicaCalls, has_died, is_lost
 from hfpaged.replicas.failover import Failover
 from hfpaged.replicas.for_all import ForAll
-from hfpaged.replicas.hashing import Hashing
+from hfpaged.replicas.hashing import Hashing, load_tokenizer
 from hfpaged.replicas.recipe import Recipe
-from hfpaged.serve.app import ROUTERS
 from hfpaged.serve.callers import KeyRing
 from hfpaged.serve.event_stream import until_gone
 from hfpaged.serve.exchange import REQUEST_ID
@@ -32,12 +32,15 @@ class Ingress:
         self._logging = logging_to_stderr(recipe.log_level, as_json=recipe.log_json)
         self._logging.__enter__()
         self._calls = ReplicaCalls(replicas)
-        self._recipe, self._facts = recipe, await self._calls.facts()
-        self._hashing = await asyncio.to_thread(Hashing, recipe, self._facts["block_size"])
+        # While replicas load their models.
+        tokenizer, facts = await asyncio.gather(asyncio.to_thread(load_tokenizer, recipe), self._calls.facts())
+        self._recipe, self._facts = recipe, facts
+        self._hashing = Hashing(recipe, tokenizer, facts["block_size"])
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         """Ray Serve asks for the application here."""
-        return ingress_app(self._calls, Door(self._recipe.options, self._facts["max_body_bytes"]), self._hashing)
+        door = Door(self._recipe.options, self._facts["max_body_bytes"])
+        return ingress_app(self._calls, door, self._hashing, self._facts["paths"])
 
 
 class Door:
@@ -109,11 +112,10 @@ def _without_name(message: Message) -> Message:
     return {**message, "headers": [pair for pair in message["headers"] if pair[0].lower() != REQUEST_ID]}
 
 
-def ingress_app(calls: ReplicaCalls, door: Door, hashing: Hashing) -> ASGIApp:
-    """The ASGI application of an ingress."""
+def ingress_app(calls: ReplicaCalls, door: Door, hashing: Hashing, paths: Iterable[str]) -> ASGIApp:
+    """The ASGI application of an ingress; `paths` are those that replicas answer."""
     for_all = ForAll(calls)
-    routes = [route for router in ROUTERS for route in router.routes]
-    guarded = Guarded([*routes, *(Route(path, lambda _: None) for path in for_all.own_paths)])
+    guarded = Guarded(Route(path, lambda _: None) for path in (*paths, *for_all.own_paths))
     return Entrance(Gate(Handover(calls, for_all, hashing), door, guarded))
 
 

@@ -20,7 +20,7 @@ from hfpaged.replicas.recipe import Recipe
 from hfpaged.replicas.settings import ReplicaSettings
 from hfpaged.replicas.worker_lines import as_json_lines
 from hfpaged.serve import start_report
-from hfpaged.serve.launch import listening_on
+from hfpaged.serve.listening import listening_on
 from hfpaged.serve.logs import logging_to_stderr
 from hfpaged.serve.telling import progress, tell_ready, url_of, warn_if_open
 

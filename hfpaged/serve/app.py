@@ -11,6 +11,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.routing import Route
 
 from hfpaged.engine.batcher import ContinuousBatcher
 from hfpaged.errors import HfpagedError
@@ -78,6 +79,11 @@ def build_app(batcher: ContinuousBatcher, options: ServeOptions | None = None) -
     app.add_exception_handler(HTTPException, _tell_http)
     app.add_exception_handler(Exception, _tell)
     return app
+
+
+def paths() -> list[str]:
+    """All that an application answers."""
+    return [route.path for router in ROUTERS for route in router.routes if isinstance(route, Route)]
 
 
 async def _tell(request: Request, error: Exception) -> Response:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -17,17 +15,18 @@ from transformers import PreTrainedModel
 from hfpaged import demo_model
 from hfpaged.conditions import without_bars
 from hfpaged.engine.batcher import ContinuousBatcher
-from hfpaged.errors import InvalidConfigError
 from hfpaged.kv_events.publishing import check_events
 from hfpaged.serve import start_report
 from hfpaged.serve.adapters import load_adapters
 from hfpaged.serve.app import build_app
 from hfpaged.serve.follower import follow, follows, quiet_logging
+from hfpaged.serve.listening import listening_on
 from hfpaged.serve.logs import logging_to_stderr
 from hfpaged.serve.options import ServeOptions
 from hfpaged.serve.recording import check_record
+from hfpaged.serve.start_figures import figures
 from hfpaged.serve.telling import progress, tell_ready, url_of, warn_if_open
-from hfpaged.serve.uvicorn_server import Config, Server, bound
+from hfpaged.serve.uvicorn_server import Config, Server
 from hfpaged.telemetry import providers
 from hfpaged.telemetry.span_attributes import CAPTURE_CONTENT
 
@@ -85,7 +84,7 @@ def _serve(
 ) -> None:
     host, port = listening.getsockname()[:2]
     url = url_of(host, port)
-    told = start_report.figures(batcher, options, url)
+    told = figures(batcher, options, url)
     if log_json:
         start_report.log(told)
     else:
@@ -126,17 +125,3 @@ def load_model(
     if name is None:  # whose makers' dtype is not that of the file that it ships in
         return demo_model.load(None, "float32" if dtype == "auto" else dtype, device)
     return demo_model.load(name, dtype, device, trust_remote_code=trust_remote_code)
-
-
-@contextmanager
-def listening_on(host: str, port: int) -> Iterator[socket.socket]:
-    """A socket there, closed at the end. Raises InvalidConfigError where none can be had."""
-    try:
-        listening = bound(host, port)
-    except (OSError, UnicodeError) as error:  # names that can be none
-        raise InvalidConfigError(
-            f"cannot listen on {host}:{port}: {getattr(error, 'strerror', None) or error}; use another --host, or "
-            "another --port (0 takes a free one)"
-        ) from error
-    with listening:
-        yield listening

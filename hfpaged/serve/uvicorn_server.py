@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import re
 import signal
-import socket
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -197,30 +195,3 @@ class Server(uvicorn.Server):
         while self._service.why_not_ready() is not None:
             await asyncio.sleep(0.02)
         self._on_ready()
-
-
-def bound(host: str, port: int) -> socket.socket:
-    """A socket that nobody can connect to yet: whether the address is free shall be known before a model is loaded.
-
-    Raises OSError.
-    """
-    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    found = socket.socket(family, kind, protocol)
-    try:
-        _reuse(found)
-        with socket.socket(family, kind, protocol) as trial:  # who listens there is seen by listening only
-            _reuse(trial)
-            trial.bind(address)
-            trial.listen()
-            address = trial.getsockname()
-        found.bind(address)
-    except BaseException:
-        found.close()
-        raise
-    return found
-
-
-def _reuse(listening: socket.socket) -> None:
-    """Connections of the server before may not be gone yet. On Windows this would mean to share a port."""
-    if sys.platform != "win32":
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

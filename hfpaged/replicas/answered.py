@@ -1,0 +1,14 @@
+"""What a replica sends back of a request that was sent to all of them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from starlette.types import Message
+
+
+class Answered(NamedTuple):
+    """One replica's whole answer."""
+
+    replica: str
+    messages: list[Message]
