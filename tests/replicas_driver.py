@@ -1,4 +1,6 @@
-"""`hfpaged serve` with replicas whose number follows the load at once: for tests, which cannot wait for averages."""
+"""`hfpaged serve` with replicas whose number follows the load at once, and with an end that does not wait long for one
+that finds no place: for tests, which cannot wait for averages.
+"""
 
 import sys
 
@@ -6,6 +8,6 @@ from hfpaged.cli import main
 from hfpaged.replicas import ending, scaling
 
 scaling.LOOK_BACK_SECONDS, scaling.UP_SECONDS = 2.0, 0.5
-ending.LOOK_SECONDS = 0.5
+ending.LOOK_SECONDS, ending.DELETING_SECONDS = 0.5, 1.0
 
 sys.exit(main(["serve", *sys.argv[1:]]))

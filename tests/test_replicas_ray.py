@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import re
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -49,8 +48,14 @@ class Cluster:
         self.nodes.remove_node(self._node_of(replica), allow_graceful=False)
 
     def kill_process_of(self, replica):
-        raylet = psutil.Process(self._node_of(replica).all_processes["raylet"][0].process.pid)
-        (process,) = (each for each in raylet.children() if "ServeReplica:hfpaged:Replica" in " ".join(each.cmdline()))
+        self._kill("Replica", self._node_of(replica))
+
+    def kill_ingress(self):
+        self._kill("Ingress", self.nodes.head_node)
+
+    def _kill(self, deployment, node):
+        raylet, name = psutil.Process(node.all_processes["raylet"][0].process.pid), f"ServeReplica:hfpaged:{deployment}"
+        (process,) = (each for each in raylet.children() if name in " ".join(each.cmdline()))
         process.kill()
 
     def _node_of(self, replica):
@@ -69,7 +74,7 @@ def cluster(tmp_path_factory):
     words = [
         str(folder), "--served-model-name", MODEL_NAME, "--replicas", "2", "--min-replicas", "2", "--max-replicas", "3",
         "--port", str(port), "--kv-cache-memory", POOL, "--max-num-seqs", "4", "--api-key", "a=key-a", "--api-key",
-        "b=key-b",
+        "b=key-b", "--device", "cpu",
     ]  # fmt: skip
     with (
         ray_cluster.one_at_a_time(),
@@ -162,10 +167,12 @@ def test_eight_system_prompts_hit_as_on_one_replica_and_much_more_than_in_turn(c
     assert min(answered.values()) >= len(bodies) / 6
 
 
-def test_what_replicas_tell_is_enough_when_nothing_is_remembered_of_what_was_sent(cluster):
+def test_where_the_ingress_dies_another_one_comes_which_knows_prefixes_by_what_replicas_tell(cluster):
+    """It has sent nothing, and remembers nothing."""
     bodies = [{"messages": each, "max_tokens": 2} for each in system_prompts(8, each=2, seed=9)]
     first = hits(cluster.client, bodies)
-    time.sleep(21)  # longer than a router's memory
+    cluster.kill_ingress()
+    wait_until(lambda: cluster.client.get("/ready").status_code == 200, ray_cluster.PATIENCE)
     again = hits(cluster.client, bodies)
     assert again.rate > 0.9 > first.rate
     assert len(again.answered) == 2
