@@ -6,15 +6,19 @@ import json
 import subprocess
 import sys
 from functools import partial
+from itertools import count
+from types import SimpleNamespace
 
 import pytest
 from quality_model import byte_tokenizer, small_llama
+from torch.nn.modules.module import register_module_forward_pre_hook
+from transformers import LlamaModel
 
 from hfpaged import ContinuousBatcher, cli
 from hfpaged.block_table import BlockTable
 from hfpaged.block_trace import TracedBlockManager
 from hfpaged.kv_storage import LayerStore
-from hfpaged.stress import load, mix, runner
+from hfpaged.stress import load, mix, runner, share, watch
 from hfpaged.stress.load import Load
 from hfpaged.stress.native import Checker
 
@@ -33,8 +37,25 @@ def tiny(tmp_path_factory):
 
 
 @pytest.fixture
-def stress(tiny, capsys):
-    """Runs the command for so many seconds; gives its exit code, its JSON and its last line."""
+def steady(monkeypatch):
+    """Seconds go by forwards of the model, so that the same requests come to their end on any machine."""
+    forwards, readings = [], count()
+
+    def now():
+        return 0.03 * len(forwards) + 0.0005 * next(readings)  # by readings too: nobody may compute any more
+
+    for module in (watch, share):
+        monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=now))
+    hook = register_module_forward_pre_hook(
+        lambda module, _: forwards.append(1) if isinstance(module, LlamaModel) else None
+    )
+    yield
+    hook.remove()
+
+
+@pytest.fixture
+def stress(tiny, capsys, steady):
+    """Runs the command for so many steady seconds; gives its exit code, its JSON and its last line."""
 
     def run(seconds, *words):
         code = cli.main(["stress", tiny, "--seconds", str(seconds), "--json", "-", *words])
@@ -50,7 +71,7 @@ def finding(found, name):
 
 def test_a_sound_model_is_clean_with_a_full_pool(stress, tmp_path):
     plot = tmp_path / "stress.png"
-    code, found, line = stress(4, *POOL, "--plot", str(plot))
+    code, found, line = stress(3, *POOL, "--plot", str(plot))
     assert (code, found["verdict"], found["findings"], found["leaked_blocks"]) == (0, "clean", [], [])
     assert found["pool"]["peak"] >= 0.9
     assert 0 < found["pool"]["full_share"] <= 1
@@ -121,7 +142,7 @@ def test_memory_that_grows_with_each_request_is_growth(stress, monkeypatch):
         ended(self, output)
 
     monkeypatch.setattr(Load, "_ended", keep)
-    code, found, line = stress(6, *POOL)
+    code, found, line = stress(4, *POOL)
     assert (code, found["verdict"]) == (1, "growth")
     slope = found["memory"]["resident"]
     assert slope["bytes_per_request"] > 2**21
@@ -144,14 +165,18 @@ def test_a_pool_that_is_too_small_thrashes(stress, monkeypatch):
 
 
 def test_wrong_keys_and_values_are_wrong_tokens(stress, monkeypatch):
-    write, calls = LayerStore.write, []
+    write, run, calls = LayerStore.write, Load.run, []
 
     def spoil(self, key, value, step):
         calls.append(1)
-        write(self, key, value * 3 if len(calls) % 10 == 0 else value, step)
+        write(self, key, value * 3 if len(calls) % 5 == 0 else value, step)
 
-    monkeypatch.setattr(LayerStore, "write", spoil)
-    code, found, line = stress(2, *POOL)
+    def spoil_and_run(self):  # and not before: the batcher has a look at what the model computes
+        monkeypatch.setattr(LayerStore, "write", spoil)
+        run(self)
+
+    monkeypatch.setattr(Load, "run", spoil_and_run)
+    code, found, line = stress(1.5, *POOL)
     assert (code, found["verdict"]) == (1, "wrong")
     assert found["checked"]["differences"]
     assert "logits better" in found["checked"]["differences"][0]
