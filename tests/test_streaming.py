@@ -70,7 +70,7 @@ PAPER_CASES = {
 }
 
 
-@pytest.mark.parametrize(("prompt", "new"), [(1, 100), (40, 310), (150, 60)])
+@pytest.mark.parametrize(("prompt", "new"), [(1, 100), (40, 130), (150, 40)])
 @pytest.mark.parametrize("case", PAPER_CASES)
 def test_a_long_text_gives_the_tokens_and_logits_of_the_paper(case, prompt, new, monkeypatch):
     name, changes, window, sinks, block_size = PAPER_CASES[case]
@@ -145,7 +145,7 @@ def test_rows_of_a_padded_batch_go_on_as_if_each_were_alone():
         assert together[row][-100:] == alone[0, -100:].tolist()
 
 
-def test_two_thousand_tokens_need_no_more_memory_than_a_hundred():
+def test_six_hundred_tokens_need_no_more_memory_than_a_hundred():
     model = tiny_models.make("llama")
     cache, seen, size = streaming(model), [], []
 
@@ -154,11 +154,11 @@ def test_two_thousand_tokens_need_no_more_memory_than_a_hundred():
         size.append(cache.pool.storage.nbytes)
 
     hook = model.register_forward_hook(look)
-    generate(model, cache, {"input_ids": random_ids(1, 40)}, 2000)
+    generate(model, cache, {"input_ids": random_ids(1, 40)}, 600)
     hook.remove()
     assert max(seen) == max(seen[:100]) == cache.pool.blocks.high_water == 1 + 3
     assert max(size) == size[100]
-    assert cache.get_seq_length() == 2039
+    assert cache.get_seq_length() == 639
     cache.pool.check_integrity()
     assert model._forward_pre_hooks  # still patched
     cache.free()
@@ -516,7 +516,8 @@ def test_positions_that_begin_elsewhere_give_the_same_tokens():
 def test_the_demo_model_reads_on_with_sinks_and_loses_its_way_without(demo):
     """What the paper is about. Perplexity behind the window, in pieces of a block."""
     model, tokenizer = demo
-    ids = tokenizer(" ".join(PARAGRAPHS), return_tensors="pt")["input_ids"]
+    ids = tokenizer(" ".join(PARAGRAPHS), return_tensors="pt")["input_ids"][:, :384]
+    assert ids.shape[1] == 384
 
     def perplexity(cache):
         logits = torch.cat([forward(model, cache, part) for part in ids.split(16, dim=1)], dim=1)
