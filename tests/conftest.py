@@ -17,6 +17,7 @@ import torch
 from filelock import FileLock
 from hfpaged_kernels import cpu_threads
 from transformers import MistralConfig, MistralForCausalLM
+from warm_python import warm_python
 
 from hfpaged import demo_model
 
@@ -67,6 +68,13 @@ def demo(tmp_path_factory) -> demo_model.Loaded:
         demo_model.path()
     model, tokenizer = demo_model.load()
     return model.eval(), tokenizer
+
+
+@pytest.fixture(scope="session")
+def warm(tmp_path_factory):
+    """The path of a Python that starts in no time, see warm_python.py: one for all tests of a worker."""
+    with warm_python(tmp_path_factory.mktemp("warm-python")) as program:
+        yield program
 
 
 DEMO_WINDOW = 256

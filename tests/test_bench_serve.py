@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 import tiny_models
@@ -60,7 +61,10 @@ def said(text, **more):
     return {"choices": [{"text": text}], **more}
 
 
-def test_all_rows_are_measured_on_a_model_of_ones_own_and_the_texts_are_the_same(folder, tmp_path, capsys):
+def test_all_rows_are_measured_on_a_model_of_ones_own_and_the_texts_are_the_same(
+    folder, warm, monkeypatch, tmp_path, capsys
+):
+    monkeypatch.setattr(sys, "executable", warm)  # servers and clients
     figures = tmp_path / "figures.json"
     code = cli.main(["bench", "serve", "--quick", "--threads", "1", "--model", folder, "--json", str(figures)])
     shown = capsys.readouterr().out

@@ -8,7 +8,6 @@ import os
 import re
 import socket
 import subprocess
-import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -84,13 +83,11 @@ def collector(tmp_path):
     collector.close()
 
 
-def run_worker(rounds=1, seconds=0.0, **environment):
+def run_worker(python, rounds=1, seconds=0.0, **environment):
     """The worker's records, what it wrote besides, and the seconds that it took to end after its last word."""
-    path = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
     done = subprocess.run(
-        [sys.executable, Path(__file__).parent / "otlp_worker.py", str(rounds), str(seconds)],
-        capture_output=True, text=True, timeout=120,
-        env=os.environ | SOON | environment | {"PYTHONPATH": path},
+        [python, Path(__file__).parent / "otlp_worker.py", str(rounds), str(seconds)],
+        capture_output=True, text=True, timeout=120, env=os.environ | SOON | environment,
     )  # fmt: skip
     ended = time.time()
     assert done.returncode == 0, done.stderr
@@ -117,11 +114,11 @@ def spans_in(log):
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "http/protobuf"])
-def test_spans_and_metrics_of_a_run_arrive(collector, protocol):
+def test_spans_and_metrics_of_a_run_arrive(warm, collector, protocol):
     is_grpc = protocol == "grpc"
     port, name = (collector.grpc, {}) if is_grpc else (collector.http, {"OTEL_SERVICE_NAME": "mine"})
     run_worker(
-        OTEL_EXPORTER_OTLP_ENDPOINT=f"http://127.0.0.1:{port}", OTEL_EXPORTER_OTLP_PROTOCOL=protocol,
+        warm, OTEL_EXPORTER_OTLP_ENDPOINT=f"http://127.0.0.1:{port}", OTEL_EXPORTER_OTLP_PROTOCOL=protocol,
         OTEL_RESOURCE_ATTRIBUTES="deployment.environment.name=test", **name,
     )  # fmt: skip
     log = collector.received("ResourceSpans", "gen_ai.server.request.duration")
@@ -171,9 +168,11 @@ def silent():
         yield listener.getsockname()[1]
 
 
-def test_no_receiver_changes_no_token_and_is_said_once():
+def test_no_receiver_changes_no_token_and_is_said_once(warm):
     sizes = {"OTEL_BSP_MAX_QUEUE_SIZE": "64", "OTEL_BSP_MAX_EXPORT_BATCH_SIZE": "16"}
-    record, said, ending = run_worker(10, 1.0, OTEL_EXPORTER_OTLP_ENDPOINT=f"http://127.0.0.1:{free_port()}", **sizes)
+    record, said, ending = run_worker(
+        warm, 10, 1.0, OTEL_EXPORTER_OTLP_ENDPOINT=f"http://127.0.0.1:{free_port()}", **sizes
+    )
     lines = [line for line in said.splitlines() if re.search(r"telemetry|OTLP|xport|Queue full", line)]
     assert len(lines) == 1, lines
     assert lines[0].startswith("telemetry is not delivered")

@@ -6,7 +6,6 @@ import os
 import random
 import struct
 import subprocess
-import sys
 from array import array
 from pathlib import Path
 
@@ -112,17 +111,10 @@ def test_another_pool_starts_warm_with_the_same_tokens_and_logits(name, lengths,
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma2"])
-def test_another_process_starts_warm(name, tmp_path):
+def test_another_process_starts_warm(name, warm, tmp_path):
     def run(*arguments):
-        worker = [sys.executable, str(ROOT / "tests" / "prefix_files_worker.py"), name, *map(str, arguments)]
-        paths = [str(ROOT), str(ROOT / "kernels"), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]
-        done = subprocess.run(
-            worker,
-            capture_output=True,
-            text=True,
-            timeout=300,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
-        )
+        worker = [warm, str(ROOT / "tests" / "prefix_files_worker.py"), name, *map(str, arguments)]
+        done = subprocess.run(worker, capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stderr
         return torch.load(arguments[-1])
 

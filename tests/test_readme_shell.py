@@ -11,7 +11,6 @@ import shlex
 import shutil
 import signal
 import subprocess
-import sys
 
 import pytest
 import serve_models
@@ -53,13 +52,14 @@ def test_what_is_not_run_has_a_reason():
 class Session:
     """A folder, a PATH with this hfpaged, and the server that the README has started last."""
 
-    def __init__(self, folder):
+    def __init__(self, folder, python):
         self.folder = folder
+        self._python = python
         self.address = "127.0.0.1:9"
         self._server = None
         self.environment = environment({"COLUMNS": "120", "NO_COLOR": "1", "HFPAGED_API_KEY": ""})
         self.environment["PATH"] = f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
-        self._put_on_path("hfpaged", f'exec {shlex.quote(sys.executable)} -m hfpaged "$@"')
+        self._put_on_path("hfpaged", f'exec {shlex.quote(python)} -m hfpaged "$@"')
 
     def _put_on_path(self, name, line):
         (self.folder / "bin").mkdir(exist_ok=True)
@@ -87,7 +87,7 @@ class Session:
         told, log = self.folder / "serve.out", self.folder / "serve.err"
         with told.open("w") as out, log.open("w") as err:
             self._server = subprocess.Popen(
-                [sys.executable, "-m", "hfpaged.serve", *words, "--port", "0"], cwd=self.folder, env=self.environment,
+                [self._python, "-m", "hfpaged.serve", *words, "--port", "0"], cwd=self.folder, env=self.environment,
                 stdout=out, stderr=err,
             )  # fmt: skip
         wait_until(lambda: "ready: " in told.read_text() or self._server.poll() is not None, PATIENCE)
@@ -111,14 +111,14 @@ class Session:
 
 
 @pytest.fixture(scope="module")
-def session(tmp_path_factory):
+def session(tmp_path_factory, warm):
     if shutil.which("curl") is None or shutil.which("bash") is None:
         pytest.skip("the README's shell needs bash and curl")
     folder = tmp_path_factory.mktemp("readme")
     tokenizer = serve_models.tokenizer()
     tiny_models.make("llama", vocab_size=len(tokenizer)).save_pretrained(folder / "my-model")
     tokenizer.save_pretrained(folder / "my-model")
-    found = Session(folder)
+    found = Session(folder, warm)
     yield found
     found.stop()
 
