@@ -17,7 +17,6 @@ import torch
 from filelock import FileLock
 from hfpaged_kernels import cpu_threads
 from transformers import MistralConfig, MistralForCausalLM
-from warm_python import warm_python
 
 from hfpaged import demo_model
 
@@ -73,6 +72,8 @@ def demo(tmp_path_factory) -> demo_model.Loaded:
 @pytest.fixture(scope="session")
 def warm(tmp_path_factory):
     """The path of a Python that starts in no time, see warm_python.py: one for all tests of a worker."""
+    from warm_python import warm_python  # the server's imports are for those alone who need it
+
     with warm_python(tmp_path_factory.mktemp("warm-python")) as program:
         yield program
 
