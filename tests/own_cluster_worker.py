@@ -6,6 +6,7 @@ import json
 import sys
 
 import psutil
+import ray_cluster
 
 from hfpaged import replicas
 from hfpaged.replicas.settings import ReplicaSettings
@@ -14,8 +15,6 @@ from hfpaged.replicas.settings import ReplicaSettings
 def main(port: int) -> None:
     launch = replicas._launch(alone=True)
     loaded = sorted({"torch", "numba"} & set(sys.modules))
-    import ray_cluster  # loads them
-
     with ray_cluster.patient_start(), launch.cluster.join(ReplicaSettings()):
         launch.cluster.listen("127.0.0.1", port)
         ours = [psutil.Process(), *psutil.Process().children(recursive=True)]

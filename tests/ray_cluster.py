@@ -11,7 +11,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,16 +20,17 @@ from unittest.mock import patch
 
 import httpx
 from filelock import FileLock
-from served import wait_until
+from waiting import wait_until
 
 PATIENCE = 400.0  # seconds: five processes load torch, beside others that do the same on two cores
+PAUSE = 0.3  # seconds between two questions to all that Ray Serve consists of
 START_SECONDS = 90.0  # of a node of Ray's
 STORE = 80 << 20  # bytes, the least that Ray takes
 VARIABLES = {
     "RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled", "OMP_NUM_THREADS": "1",
     "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "0.5",
     "RAY_SERVE_HANDLE_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "0.5", "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
-    "RAY_worker_niceness": "0",
+    "RAY_worker_niceness": "0", "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.3",  # its own 0.1 take a fifth of a core
 }  # fmt: skip
 
 
@@ -51,7 +52,7 @@ class Driver:
     def wait_for(self, pattern: str) -> re.Match[str]:
         """What it says, sooner or later."""
         with suppress(AssertionError):  # what it said instead tells more
-            wait_until(lambda: self.has_said(pattern) or self.process.poll() is not None, PATIENCE)
+            wait_until(lambda: self.has_said(pattern) or self.process.poll() is not None, PATIENCE, PAUSE)
         found = self.has_said(pattern)
         assert found is not None, "".join(self.lines)
         return found
@@ -153,6 +154,11 @@ def free_port() -> int:
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return int(found.getsockname()[1])
+
+
+def wait_patiently(holds: Callable[[], object]) -> None:
+    """Until `holds` says something true, which asks the cluster."""
+    wait_until(holds, PATIENCE, PAUSE)
 
 
 def replicas(client: httpx.Client) -> list[dict[str, Any]]:

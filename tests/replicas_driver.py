@@ -8,6 +8,6 @@ from hfpaged.cli import main
 from hfpaged.replicas import ending, scaling
 
 scaling.LOOK_BACK_SECONDS, scaling.UP_SECONDS = 2.0, 0.5
-ending.LOOK_SECONDS, ending.DELETING_SECONDS = 0.5, 1.0
+ending.LOOK_SECONDS, ending.DELETING_SECONDS = 1.0, 1.0
 
 sys.exit(main(["serve", *sys.argv[1:]]))

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import httpx
+from waiting import PATIENCE, wait_until
 
 from hfpaged import ContinuousBatcher
 from hfpaged.serve import ServeOptions, build_app
 from hfpaged.serve.service import Service
 from hfpaged.serve.uvicorn_server import Config, Server
-
-PATIENCE = 30.0  # seconds; a machine may be busy, and whoever waits in vain waits once
 
 
 @dataclass(frozen=True)
@@ -41,13 +39,6 @@ class Served:
     def wait_until_idle(self) -> None:
         """Until no request is there, of those who have hung up neither."""
         wait_until(lambda: not self.batcher.loop.requests and not self.batcher.has_work)
-
-
-def wait_until(holds: Callable[[], object], seconds: float = PATIENCE) -> None:
-    end = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < end, f"nothing came of it in {seconds} s"
-        time.sleep(0.005)
 
 
 @contextmanager

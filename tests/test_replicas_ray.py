@@ -14,6 +14,7 @@ import pytest
 import ray_cluster
 import serve_models
 import tiny_models
+from ray_cluster import wait_patiently
 from replica_answers import normal
 from replica_traffic import tell
 from served import served, wait_until
@@ -172,7 +173,7 @@ def test_where_the_ingress_dies_another_one_comes_which_knows_prefixes_by_what_r
     bodies = [{"messages": each, "max_tokens": 2} for each in system_prompts(8, each=2, seed=9)]
     first = hits(cluster.client, bodies)
     cluster.kill_ingress()
-    wait_until(lambda: cluster.client.get("/ready").status_code == 200, ray_cluster.PATIENCE)
+    wait_patiently(lambda: cluster.client.get("/ready").status_code == 200)
     again = hits(cluster.client, bodies)
     assert again.rate > 0.9 > first.rate
     assert len(again.answered) == 2
@@ -182,7 +183,7 @@ def test_a_client_who_goes_is_noticed_in_the_replica(cluster):
     body = {"prompt": "Once", "max_tokens": 200, "stream": True, "ignore_eos": True}
     with cluster.client.stream("POST", "/v1/completions", json=body) as answer:
         next(answer.iter_lines())
-    wait_until(lambda: all(row["running"] == row["waiting"] == 0 for row in cluster.replicas()))
+    wait_patiently(lambda: all(row["running"] == row["waiting"] == 0 for row in cluster.replicas()))
     assert all(row["kv_use"] == 0 for row in cluster.replicas())
     aborted = re.findall(r"^hfpaged_requests_aborted_total\{.*\} (\S+)$", cluster.client.get("/metrics").text, re.M)
     assert sum(map(float, aborted)) >= 1
@@ -228,8 +229,8 @@ def test_more_replicas_are_asked_for_while_requests_queue(cluster):
 
 
 def check_that_little_is_lost(cluster, kill):
-    """`kill` gets the replica of one of 32 streams that have begun or wait; returns its name."""
-    streams = [Stream(cluster, number) for number in range(32)]
+    """`kill` gets the replica of one of 16 streams, of which 8 have begun and 8 wait; returns its name."""
+    streams = [Stream(cluster, number) for number in range(4 * SIZES["max_num_seqs"])]
     with ThreadPoolExecutor(len(streams)) as threads:
         reading = [threads.submit(stream.read) for stream in streams]
         wait_until(lambda: len({stream.replica for stream in streams if stream.has_begun.is_set()}) == 2,
@@ -250,7 +251,7 @@ def check_that_little_is_lost(cluster, kill):
 
 def test_when_a_process_is_killed_nothing_is_lost_that_had_not_begun_and_another_one_takes_its_place(cluster):
     victim = check_that_little_is_lost(cluster, cluster.kill_process_of)
-    wait_until(lambda: len(cluster.replicas()) == 2, ray_cluster.PATIENCE)
+    wait_patiently(lambda: len(cluster.replicas()) == 2)
     assert victim not in {row["replica"] for row in cluster.replicas()}
 
 
