@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import shlex
 import signal
-import subprocess
-import sys
 
+import forked
 import pytest
 import serve_models
 import tiny_models
+import two_ranks
 from plan_cases import config
-from product import PATIENCE, environment
+from product import PATIENCE
 from served import wait_until
 
 from hfpaged import cli
@@ -115,15 +115,14 @@ def test_a_server_starts_with_the_line_and_has_the_sizes_of_the_plan(capsys, tmp
     assert code == 0
     layout = json.loads(planned(capsys, tmp_path, *words))
     blocks = layout["memory"]["pool_bytes"] // layout["kv"]["block_bytes"]
-    command = [sys.executable, "-m", *line, "--port", "0"]
     told = tmp_path / "told"
-    with told.open("w") as out, subprocess.Popen(command, stdout=out, stderr=out, env=environment({})) as process:
-        try:
-            wait_until(lambda: "ready: " in told.read_text() or process.poll() is not None, PATIENCE)
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(PATIENCE) == 0, told.read_text()
-        finally:
-            process.kill()
+    process = forked.start(["-m", *line, "--port", "0"], two_ranks.shared_environment(), told)
+    try:
+        wait_until(lambda: "ready: " in told.read_text() or process.poll() is not None, PATIENCE, 0.02)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE) == 0, told.read_text()
+    finally:
+        process.kill()
     assert "ready: " in told.read_text()
     assert f"{blocks} blocks of 16 tokens" in told.read_text()
     assert "up to 4 sequences" in told.read_text()

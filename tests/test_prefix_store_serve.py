@@ -8,8 +8,10 @@ import threading
 
 import httpx
 import pytest
-from served import wait_until
-from test_serve_stopping import PATIENCE, byte_level, command, tiny_model
+from served import PATIENCE, wait_until
+from served_command import command
+from serving import tiny_model
+from tiny_tokenizers import byte_level
 
 from hfpaged import cli
 from hfpaged.serve import flag_types
@@ -54,12 +56,14 @@ def flood(url):
 
 def test_one_begins_with_what_another_computed_that_runs_on_was_killed_or_stopped(folder, tmp_path):
     path = tmp_path / "store"
-    with service(folder, path) as (first, url, said):
-        assert "prefix store" in said
+    with service(folder, path) as first:
+        url = first.url
+        assert "prefix store" in first.output.read_text()
         text, cached, length = ask(url)
         assert cached == 0
         wait_until(lambda: files(path) >= length // 4)
-        with service(folder, path) as (_, other, _):  # while the first one runs on
+        with service(folder, path) as second:  # while the first one runs on
+            other = second.url
             assert ask(other) == (text, (length - 1) // 4 * 4, length)
             assert ask(other, cache_salt="tenant")[:2] == (text, 0)
             answer = ask(other, OTHERS[0])
@@ -69,19 +73,20 @@ def test_one_begins_with_what_another_computed_that_runs_on_was_killed_or_stoppe
         asking = threading.Thread(target=flood, args=(url,))
         asking.start()
         wait_until(lambda: files(path) > enough)
-        first.kill()  # while it writes
-        first.wait()
+        first.process.kill()  # while it writes
+        first.process.wait()
         asking.join()
-    with service(folder, path) as (third, url, _):  # after both were killed
+    with service(folder, path) as third:  # after both were killed
+        url = third.url
         assert ask(url) == (text, (length - 1) // 4 * 4, length)
         answers = [ask(url, prompt) for prompt in OTHERS]
         assert sum(cached for _, cached, _ in answers) > answer[2]
         for prompt, (found, _, _) in zip(OTHERS[:4], answers, strict=False):
             assert ask(url, prompt, cache_salt="computed anew")[0] == found
         metrics = httpx.get(url + "/metrics").text
-        third.terminate()
-        assert third.wait(PATIENCE) == 0
-        told = third.stderr.read()
+        third.process.terminate()
+        assert third.process.wait(PATIENCE) == 0
+        told = third.errors.read_text()
     assert "Traceback" not in told
     assert "is not used and removed" not in told
     assert re.search(r'^hfpaged_prefix_store_blocks_total{.*event="read".*} [1-9]', metrics, re.MULTILINE)

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import re
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 
@@ -18,6 +14,7 @@ import httpx
 import pytest
 import raw_http
 from served import PATIENCE, assert_nothing_left, served, wait_until
+from served_command import as_people_do, command
 from serving import PATH, Counts, body, slow_steps, tiny_batcher, tiny_model
 from starlette.testclient import TestClient
 from tiny_tokenizers import byte_level
@@ -189,30 +186,16 @@ def folder(tmp_path_factory):
     return place
 
 
-@contextlib.contextmanager
-def command(folder, *flags):
-    """`hfpaged serve` in a process of its own: it, its address, and what it said on its stdout before it was ready."""
-    words = [sys.executable, "-m", "hfpaged.serve", str(folder), "--port", "0", "--kv_cache_memory", "4MiB", *flags]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "HFPAGED_API_KEY": ""}
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment) as process:
-        try:
-            said, channel = "", process.stderr if "--log-json" in flags else process.stdout
-            while "ready: " not in said and (line := channel.readline()):
-                said += line
-            assert "ready: " in said, process.stderr.read()
-            yield process, re.search(r"ready: (http://[\w.:]+)", said)[1], said
-        finally:
-            process.kill()
-
-
 def test_the_command_serves_until_sigterm_lets_requests_end_and_exits_with_0(folder):
-    with command(folder, "--served-model-name", "tiny", "--block-size", "4") as (process, url, said):
-        assert httpx.get(url + "/v1/models").json()["data"][0]["id"] == "tiny"
-        client = Streaming(url)
-        process.send_signal(signal.SIGTERM)
+    flags = ("--served-model-name", "tiny", "--block-size", "4")
+    with command(folder, *flags, start=as_people_do) as server:
+        assert httpx.get(server.url + "/v1/models").json()["data"][0]["id"] == "tiny"
+        said = server.output.read_text()
+        client = Streaming(server.url)
+        server.process.send_signal(signal.SIGTERM)
         text = client.whole()
-        assert process.wait(PATIENCE) == 0
-        told = process.stderr.read()
+        assert server.process.wait(PATIENCE) == 0
+        told = server.errors.read_text()
     assert text.endswith("data: [DONE]")
     for row in ("weights", "activation peak", "pool", "blocks", "tokens", "requests that fit", "address"):
         assert row in said
@@ -224,15 +207,15 @@ def test_the_command_serves_until_sigterm_lets_requests_end_and_exits_with_0(fol
 
 def test_a_second_ctrl_c_ends_at_once_and_what_is_logged_is_json(folder):
     flags = ("--log-json", "--shutdown-timeout", "1000", "--block-size", "4", "--max-num-seqs", "8")
-    with command(folder, *flags) as (process, url, said):
-        asking = Streaming(url, prompt=[[5] * 8] * 8, max_tokens=240, logprobs=5)
-        process.send_signal(signal.SIGINT)
-        wait_until(lambda: httpx.get(url + "/ready").status_code == 503)
-        process.send_signal(signal.SIGINT)
+    with command(folder, *flags) as server:
+        asking = Streaming(server.url, prompt=[[5] * 8] * 8, max_tokens=240, logprobs=5)
+        server.process.send_signal(signal.SIGINT)
+        wait_until(lambda: httpx.get(server.url + "/ready").status_code == 503)
+        server.process.send_signal(signal.SIGINT)
         text = asking.whole()
-        assert process.wait(PATIENCE) == 0
-        assert process.stdout.read() == ""
-        lines = (said + process.stderr.read()).splitlines()
+        assert server.process.wait(PATIENCE) == 0
+        assert server.output.read_text() == ""
+        lines = server.errors.read_text().splitlines()
     assert "shutting_down" in text.rpartition("data: ")[2]
     told = [json.loads(line) for line in lines]
     assert all({"time", "level", "logger", "message"} <= set(line) for line in told)

@@ -22,6 +22,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import forked
 import torch
 from filelock import FileLock
 from torch.distributed import PrefixStore, Store, TCPStore
@@ -36,7 +37,7 @@ class Rank:
     """One process of a group; what it wrote is in a file, so that it never waits for a reader."""
 
     number: int
-    process: subprocess.Popen[bytes]
+    process: forked.Forked
     folder: Path
     values: dict[str, Any] = field(default_factory=dict)  # by case, of those that ended well
     failures: dict[str, str] = field(default_factory=dict)  # by case: the traceback
@@ -94,20 +95,13 @@ def started(folder: Path, script: str | Path, *arguments: str, size: int = 2, **
     environment of all ranks.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m" if script == "-m" else str(TESTS / script), *arguments]
+    words = ["-m" if script == "-m" else str(TESTS / script), *arguments]
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     ranks: list[Rank] = []
     try:
         for number in range(size):
-            with (folder / f"rank{number}.log").open("wb") as log:
-                process = subprocess.Popen(
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    env=environment(folder, store, number, size) | variables,
-                    start_new_session=True,
-                )
+            told = environment(folder, store, number, size) | variables
+            process = forked.start(words, told, folder / f"rank{number}.log")
             ranks.append(Rank(number, process, folder))
         yield ranks
     finally:
@@ -118,7 +112,7 @@ def started(folder: Path, script: str | Path, *arguments: str, size: int = 2, **
         del store  # it serves until here
 
 
-def end(process: subprocess.Popen[Any], number: signal.Signals = signal.SIGKILL) -> None:
+def end(process: forked.Forked | subprocess.Popen[Any], number: signal.Signals = signal.SIGKILL) -> None:
     """Send a signal to a process and to all that it has started."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, number)
