@@ -30,7 +30,7 @@ dist.init_process_group("gloo")
 RANK, SIZE = dist.get_rank(), dist.get_world_size()
 FOLDER = Path(os.environ["RESULTS_FOLDER"])
 CACHE = cache_argument()
-INPUTS = tiny_models.prompts([9, 4, 22])
+INPUTS = tiny_models.prompts([13, 4, 22])  # the first one comes into a second block
 LONG = tiny_models.prompts([50, 37], seed=3)
 
 tiny_models.TABLE["llama_three"] = ("llama", PLAIN | {"num_attention_heads": 6, "num_key_value_heads": 3})
@@ -57,7 +57,7 @@ def load(name):
 
 
 def generate(model, cache, inputs=INPUTS, **way):
-    settings = {"max_new_tokens": 10, "do_sample": False} | way
+    settings = {"max_new_tokens": 6, "do_sample": False} | way
     return model.generate(**inputs, **{CACHE: cache}, **settings)
 
 
@@ -83,7 +83,7 @@ def family(name):
     return {"paged": found, "plain": plain(name), "heads": heads(cache)}
 
 
-def way(name="llama", lengths=(9, 4, 22), **settings):
+def way(name="llama", lengths=(13, 4, 22), **settings):
     model, inputs = load(name), tiny_models.prompts(list(lengths))
     torch.manual_seed(7)
     wanted = plain(name, inputs, **settings)
@@ -159,9 +159,9 @@ def default_cache():
     model = load("llama")
     hfpaged.unpatch(model)  # other cases have patched it for good
     with hfpaged.patched(model, default=True):
-        found = model.generate(**INPUTS, max_new_tokens=10, do_sample=False).tolist()
+        found = model.generate(**INPUTS, max_new_tokens=6, do_sample=False).tolist()
     assert not hfpaged.patching.is_patched(model)
-    unpatched = model.generate(**INPUTS, max_new_tokens=10, do_sample=False).tolist()
+    unpatched = model.generate(**INPUTS, max_new_tokens=6, do_sample=False).tolist()
     return {"paged": [found, unpatched], "plain": [plain("llama")] * 2}
 
 

@@ -8,20 +8,21 @@ import os
 import random
 import signal
 import struct
-import subprocess
-import sys
 import tempfile
 import threading
 import time
 from dataclasses import replace
 from pathlib import Path
 
+import forked
 import pytest
 import torch
+import two_ranks
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from prefix_store_blocks import BLOCK_SIZE, GROUPS, KEYS, KIND, addresses, contents, facts, layers, root
 from safetensors.torch import load_file
+from waiting import wait_until
 
 from hfpaged import prefix_store, prefix_store_folder, tensor_file
 from hfpaged.block_hash import ExtraKey
@@ -31,7 +32,7 @@ from hfpaged.prefix_manifest import LayerKind
 from hfpaged.prefix_store import PrefixStore
 from hfpaged.prefix_store_folder import StoreFolder
 
-ROOT = Path(__file__).parent.parent
+WORKER = Path(__file__).with_name("prefix_store_worker.py")
 LIMIT = 2**20
 
 
@@ -404,22 +405,17 @@ assert store.counts.dropped == 1 and not os.path.exists(store.folder.file(second
 """
 
 
-def run(script, path):
-    paths = [str(ROOT), str(ROOT / "kernels"), str(ROOT / "tests")]
-    return subprocess.run(
-        [sys.executable, "-c", script, str(path)],
-        capture_output=True, text=True, timeout=120, env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
-    )  # fmt: skip
-
-
 @pytest.mark.parametrize("script", [LIMITED, READ_ONLY], ids=["full", "read only"])
-def test_a_real_disk_that_takes_nothing_fails_nobody(script):
+def test_a_real_disk_that_takes_nothing_fails_nobody(script, tmp_path):
+    code, said = tmp_path / "script.py", tmp_path / "said"
+    code.write_text(script)
     with tempfile.TemporaryDirectory() as folder:  # pytest's own are closed to a user who is not their owner
         os.chmod(folder, 0o755)
-        done = run(script, Path(folder) / "store")
-        assert done.returncode == 0, done.stderr
-        assert done.stderr.count("cannot be written") == 1
-        assert not list((Path(folder) / "store").glob("*.tmp"))
+        store = Path(folder) / "store"
+        process = forked.start([str(code), str(store)], two_ranks.shared_environment(), said)
+        assert process.wait(120) == 0, said.read_text()
+        assert said.read_text().count("cannot be written") == 1
+        assert not list(store.glob("*.tmp"))
 
 
 @pytest.mark.parametrize("mode", [0o770, 0o707, 0o777])
@@ -446,21 +442,19 @@ def test_what_is_no_directory_is_refused(tmp_path):
 
 def test_a_writer_that_is_killed_at_any_moment_leaves_no_wrong_block(tmp_path):
     chooser, path = random.Random(5), tmp_path / "store"
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, [ROOT, ROOT / "kernels", ROOT / "tests"]))}
-    worker = [sys.executable, str(ROOT / "tests" / "prefix_store_worker.py"), str(path)]
     for number in range(3):
-        writer = subprocess.Popen(
-            [*worker, str(1000 * number), str(LIMIT)], stdout=subprocess.PIPE, env=environment
-        )  # fmt: skip
-        assert writer.stdout.readline() == b"ready\n"
+        words, said = [str(WORKER), str(path), str(1000 * number), str(LIMIT)], tmp_path / str(number)
+        writer = forked.start(words, two_ranks.shared_environment(), said)
+        wait_until(lambda said=said: said.read_text() == "ready\n", 120)
         time.sleep(chooser.uniform(0.05, 0.5))
-        writer.send_signal(signal.SIGKILL)
-        writer.wait()
+        writer.kill()
+        assert writer.wait(30) == -signal.SIGKILL
     store = PrefixStore(path, facts(), LIMIT)
-    known = {address.digest: address for number in range(3) for seed in range(1000 * number, 1000 * number + 999)
-             for address in addresses(seed, 8)}  # fmt: skip
     names = [file.stem.split("-") for file in path.glob("*.safetensors")]
     assert len(names) > 20
+    known, chains = {}, (addresses(1000 * number + chain, 8) for chain in range(999) for number in range(3))
+    while not {digest for digest, _ in names} <= known.keys():
+        known |= {address.digest: address for address in next(chains)}
     assert all(is_right(store, known[digest], int(group)) for digest, group in names)
     assert store.counts.damaged == 0
     assert size_on_disk(path) <= LIMIT

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import threading
 import time
-from pathlib import Path
 
+import forked
 import pytest
+import two_ranks
 from prefix_store_blocks import addresses, contents, facts, layers
 
 from hfpaged import prefix_store_reader, prefix_store_writer
@@ -17,7 +16,6 @@ from hfpaged.prefix_store import PrefixStore
 from hfpaged.prefix_store_reader import StoreReader
 from hfpaged.prefix_store_writer import Copied, Published, StoreWriter
 
-ROOT = Path(__file__).parent.parent
 LIMIT = 2**20
 
 
@@ -188,13 +186,11 @@ for address in addresses(1, 8):
 """
 
 
-def test_a_process_that_ends_in_peace_writes_what_waits(store):
-    paths = [str(ROOT), str(ROOT / "kernels"), str(ROOT / "tests")]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
-    done = subprocess.run(
-        [sys.executable, "-c", AT_EXIT, str(store.folder.path)], env=environment, capture_output=True, timeout=120
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+def test_a_process_that_ends_in_peace_writes_what_waits(store, tmp_path):
+    code, said = tmp_path / "at_exit.py", tmp_path / "said"
+    code.write_text(AT_EXIT)
+    process = forked.start([str(code), str(store.folder.path)], two_ranks.shared_environment(), said)
+    assert process.wait(120) == 0, said.read_text()
     assert all(store.has(address, 0) for address in addresses(1, 8))
 
 

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import time
 
 import torch
 import torch.distributed as dist
@@ -36,7 +37,7 @@ if os.environ.get("HANGS"):
     if RANK == 0:
         add()  # rank 1 never comes
     while True:
-        pass
+        time.sleep(0.1)
 
 CASES = (add, wrong_on_rank_1, add, alone_in_an_exchange, never)
 two_ranks.report({f"{number} {case.__name__}": case for number, case in enumerate(CASES)})
