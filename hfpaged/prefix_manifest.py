@@ -6,6 +6,7 @@ import json
 from array import array
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import version
 from itertools import pairwise
 from typing import Any
@@ -77,7 +78,10 @@ class Manifest:
 
 def installed_versions() -> dict[str, str]:
     """Of the libraries that may build another model of the same config, and of our own."""
-    return {name: version(name) for name in _LIBRARIES}
+    return {name: _version(name) for name in _LIBRARIES}
+
+
+_version = cache(version)  # which reads the whole description of a package, in milliseconds
 
 
 def parse_manifest(text: str) -> Manifest:
