@@ -14,6 +14,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -29,10 +30,10 @@ class Parent:
     """The process that is forked, and which of its children have ended. It ends with this one."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
-        self._lock = threading.Lock()
+        self._lock, self._said = threading.Lock(), tempfile.TemporaryFile()
         self._process = subprocess.Popen(
-            [sys.executable, str(WORKER)], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-            start_new_session=True,  # Ctrl-C is for those who wait for it
+            [sys.executable, str(WORKER)], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=self._said, text=True, start_new_session=True,  # Ctrl-C is for those who wait for it
         )  # fmt: skip
 
     def ask(self, **asked: Any) -> Any:
@@ -42,7 +43,11 @@ class Parent:
             assert self._process.stdout is not None
             self._process.stdin.write(json.dumps(asked) + "\n")
             self._process.stdin.flush()
-            return json.loads(self._process.stdout.readline())
+            answer = self._process.stdout.readline()
+        if not answer:
+            self._said.seek(0)
+            raise AssertionError(self._said.read().decode(errors="replace"))
+        return json.loads(answer)
 
 
 _parents: dict[str, Parent] = {}
