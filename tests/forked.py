@@ -30,7 +30,7 @@ class Parent:
     """The process that is forked, and which of its children have ended. It ends with this one."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
-        self._lock, self._said = threading.Lock(), tempfile.TemporaryFile()
+        self._lock, self._said = threading.Lock(), tempfile.TemporaryFile()  # noqa: SIM115  # as long as the process
         self._process = subprocess.Popen(
             [sys.executable, str(WORKER)], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             stderr=self._said, text=True, start_new_session=True,  # Ctrl-C is for those who wait for it
