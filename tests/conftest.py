@@ -12,6 +12,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # core from the one that it waits for: 10 to 20 times slower. Before anything imports torch, too.
 os.environ.update({"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"} if "PYTEST_XDIST_WORKER" in os.environ else {})
 
+import forked
 import pytest
 import torch
 from filelock import FileLock
@@ -70,12 +71,9 @@ def demo(tmp_path_factory) -> demo_model.Loaded:
 
 
 @pytest.fixture(scope="session")
-def warm(tmp_path_factory):
-    """The path of a Python that starts in no time, see warm_python.py: one for all tests of a worker."""
-    from warm_python import warm_python  # the server's imports are for those alone who need it
-
-    with warm_python(tmp_path_factory.mktemp("warm-python")) as program:
-        yield program
+def warm() -> str:
+    """The path of a Python that has its imports when it starts."""
+    return forked.python()
 
 
 DEMO_WINDOW = 256

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,26 +10,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import forked
-import two_ranks
 from waiting import wait_until
 
 START_SECONDS = 300.0  # on a machine that has other things to do
 
-Process = forked.Forked | subprocess.Popen[bytes]
-Start = Callable[[Sequence[str], Mapping[str, str], Path, Path], Process]
-
-
-def as_people_do(words: Sequence[str], environment: Mapping[str, str], output: Path, errors: Path) -> Process:
-    """A process of its own, as forked.start() makes one."""
-    with output.open("w") as out, errors.open("w") as err:
-        return subprocess.Popen([sys.executable, *words], env=environment, stdout=out, stderr=err)
+Start = Callable[[Sequence[str], Mapping[str, str], Path, Path], forked.Process]
 
 
 @dataclass
 class Command:
     """`hfpaged serve` in a process of its own; what it writes is in files."""
 
-    process: Process
+    process: forked.Process
     output: Path
     errors: Path
 
@@ -49,7 +39,7 @@ class Command:
 def command(folder: Path, *flags: str, start: Start = forked.start) -> Iterator[Command]:
     """While inside it serves; `start` makes the process of what comes behind `python`."""
     words = ["-m", "hfpaged.serve", str(folder), "--port", "0", "--kv_cache_memory", "4MiB", *flags]
-    environment = two_ranks.shared_environment() | {"HFPAGED_API_KEY": ""}
+    environment = forked.shared_environment() | {"HFPAGED_API_KEY": ""}
     with tempfile.TemporaryDirectory() as place:
         files = [Path(place) / name for name in ("output", "errors")]
         process = start(words, environment, *files)

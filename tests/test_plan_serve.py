@@ -10,7 +10,6 @@ import forked
 import pytest
 import serve_models
 import tiny_models
-import two_ranks
 from plan_cases import config
 from product import PATIENCE
 from served import wait_until
@@ -116,7 +115,7 @@ def test_a_server_starts_with_the_line_and_has_the_sizes_of_the_plan(capsys, tmp
     layout = json.loads(planned(capsys, tmp_path, *words))
     blocks = layout["memory"]["pool_bytes"] // layout["kv"]["block_bytes"]
     told = tmp_path / "told"
-    process = forked.start(["-m", *line, "--port", "0"], two_ranks.shared_environment(), told)
+    process = forked.start(["-m", *line, "--port", "0"], forked.shared_environment(), told)
     try:
         wait_until(lambda: "ready: " in told.read_text() or process.poll() is not None, PATIENCE, 0.02)
         process.send_signal(signal.SIGTERM)

@@ -17,7 +17,6 @@ from pathlib import Path
 import forked
 import pytest
 import torch
-import two_ranks
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from prefix_store_blocks import BLOCK_SIZE, GROUPS, KEYS, KIND, addresses, contents, facts, layers, root
@@ -412,7 +411,7 @@ def test_a_real_disk_that_takes_nothing_fails_nobody(script, tmp_path):
     with tempfile.TemporaryDirectory() as folder:  # pytest's own are closed to a user who is not their owner
         os.chmod(folder, 0o755)
         store = Path(folder) / "store"
-        process = forked.start([str(code), str(store)], two_ranks.shared_environment(), said)
+        process = forked.start([str(code), str(store)], forked.shared_environment(), said)
         assert process.wait(120) == 0, said.read_text()
         assert said.read_text().count("cannot be written") == 1
         assert not list(store.glob("*.tmp"))
@@ -444,7 +443,7 @@ def test_a_writer_that_is_killed_at_any_moment_leaves_no_wrong_block(tmp_path):
     chooser, path = random.Random(5), tmp_path / "store"
     for number in range(3):
         words, said = [str(WORKER), str(path), str(1000 * number), str(LIMIT)], tmp_path / str(number)
-        writer = forked.start(words, two_ranks.shared_environment(), said)
+        writer = forked.start(words, forked.shared_environment(), said)
         wait_until(lambda said=said: said.read_text() == "ready\n", 120)
         time.sleep(chooser.uniform(0.05, 0.5))
         writer.kill()

@@ -8,7 +8,6 @@ import time
 
 import forked
 import pytest
-import two_ranks
 from prefix_store_blocks import addresses, contents, facts, layers
 
 from hfpaged import prefix_store_reader, prefix_store_writer
@@ -189,7 +188,7 @@ for address in addresses(1, 8):
 def test_a_process_that_ends_in_peace_writes_what_waits(store, tmp_path):
     code, said = tmp_path / "at_exit.py", tmp_path / "said"
     code.write_text(AT_EXIT)
-    process = forked.start([str(code), str(store.folder.path)], two_ranks.shared_environment(), said)
+    process = forked.start([str(code), str(store.folder.path)], forked.shared_environment(), said)
     assert process.wait(120) == 0, said.read_text()
     assert all(store.has(address, 0) for address in addresses(1, 8))
 

@@ -10,11 +10,12 @@ import threading
 import time
 
 import fastapi
+import forked
 import httpx
 import pytest
 import raw_http
 from served import PATIENCE, assert_nothing_left, served, wait_until
-from served_command import as_people_do, command
+from served_command import command
 from serving import PATH, Counts, body, slow_steps, tiny_batcher, tiny_model
 from starlette.testclient import TestClient
 from tiny_tokenizers import byte_level
@@ -188,7 +189,7 @@ def folder(tmp_path_factory):
 
 def test_the_command_serves_until_sigterm_lets_requests_end_and_exits_with_0(folder):
     flags = ("--served-model-name", "tiny", "--block-size", "4")
-    with command(folder, *flags, start=as_people_do) as server:
+    with command(folder, *flags, start=forked.as_people_do) as server:
         assert httpx.get(server.url + "/v1/models").json()["data"][0]["id"] == "tiny"
         said = server.output.read_text()
         client = Streaming(server.url)

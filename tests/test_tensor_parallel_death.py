@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import forked
 import pytest
 import two_ranks
 
@@ -15,7 +16,7 @@ WORKER = Path(__file__).with_name("dying_rank_worker.py")
 @pytest.mark.parametrize(("way", "words"), [("killed", "SIGKILL"), ("raises", "what rank 1 says")])
 def test_the_death_of_a_rank_ends_all_with_a_message(way, words, tmp_path):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    environment = two_ranks.shared_environment()
+    environment = forked.shared_environment() | two_ranks.GLOO
     with subprocess.Popen(
         [*command, WORKER, way, tmp_path / "model"], env=environment, start_new_session=True,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,

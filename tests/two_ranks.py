@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import time
 import traceback
@@ -37,7 +36,7 @@ class Rank:
     """One process of a group; what it wrote is in a file, so that it never waits for a reader."""
 
     number: int
-    process: forked.Forked
+    process: forked.Process
     folder: Path
     values: dict[str, Any] = field(default_factory=dict)  # by case, of those that ended well
     failures: dict[str, str] = field(default_factory=dict)  # by case: the traceback
@@ -56,35 +55,26 @@ def results_file(folder: Path, rank: int) -> Path:
     return folder / f"rank{rank}.pt"
 
 
-def shared_environment() -> dict[str, str]:
-    """What all ranks have in common: this tree's files, one thread, no GPU, no network."""
-    paths = [str(TESTS.parent), str(TESTS.parent / "kernels"), str(TESTS), os.environ.get("PYTHONPATH", "")]
-    return os.environ | {
-        "GLOO_SOCKET_IFNAME": "lo",
-        "OMP_NUM_THREADS": "1",
-        "OMP_WAIT_POLICY": "passive",
-        "CUDA_VISIBLE_DEVICES": "",
-        "HF_HUB_OFFLINE": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-        "PYTHONFAULTHANDLER": "1",
-        "PYTHONUNBUFFERED": "1",
-        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
-    }
+GLOO = {"GLOO_SOCKET_IFNAME": "lo", "CUDA_VISIBLE_DEVICES": ""}
 
 
 def environment(folder: Path, store: TCPStore, rank: int, size: int) -> dict[str, str]:
     """What torchrun sets. The store is the launcher's, as torchrun's is: no port is guessed."""
-    return shared_environment() | {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(size),
-        "LOCAL_WORLD_SIZE": str(size),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(store.port),
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
-        "TORCHELASTIC_RESTART_COUNT": "0",
-        "RESULTS_FOLDER": str(folder),
-    }
+    return (
+        forked.shared_environment()
+        | GLOO
+        | {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": str(size),
+            "LOCAL_WORLD_SIZE": str(size),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(store.port),
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
+            "TORCHELASTIC_RESTART_COUNT": "0",
+            "RESULTS_FOLDER": str(folder),
+        }
+    )
 
 
 @contextmanager
@@ -112,7 +102,7 @@ def started(folder: Path, script: str | Path, *arguments: str, size: int = 2, **
         del store  # it serves until here
 
 
-def end(process: forked.Forked | subprocess.Popen[Any], number: signal.Signals = signal.SIGKILL) -> None:
+def end(process: forked.Process, number: signal.Signals = signal.SIGKILL) -> None:
     """Send a signal to a process and to all that it has started."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, number)

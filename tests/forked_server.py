@@ -1,12 +1,11 @@
-"""Imports what takes long, and forks for each `python ...` that is asked for on its socket: see warm_python.py.
+"""Imports what takes long, and forks for each `python ...` that is asked for on its socket: see forked.py.
 
-warm_python_server.py SOCKET MODULES...        until its stdin ends
+forked_server.py SOCKET        until its stdin ends
 """
 
 from __future__ import annotations
 
 import gc
-import importlib
 import json
 import os
 import random
@@ -17,11 +16,13 @@ import socket
 import sys
 from contextlib import suppress
 
+import hfpaged.engine.batcher
+import hfpaged.serve.launch
+import hfpaged.tensor_parallel  # noqa: F401  # what takes long is behind these
 
-def main(path: str, *modules: str) -> None:
+
+def main(path: str) -> None:
     """Nothing is run here, so that no thread and no state but that of imports is there to be forked."""
-    for module in modules:
-        importlib.import_module(module)
     gc.collect()
     gc.freeze()
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -55,10 +56,12 @@ def _keep(asking: socket.socket) -> None:
         return _become(files, **json.loads(data))
     for file in files:
         os.close(file)
+    with suppress(PermissionError):  # the child was faster, and is at work
+        os.setpgid(child, child)
     asking.send(str(child).encode())
     ended = os.pidfd_open(child)
     if ended not in select.select([asking, ended], [], [])[0]:
-        os.kill(child, signal.SIGKILL)
+        os.killpg(child, signal.SIGKILL)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     with suppress(BrokenPipeError):  # who asked was killed
         asking.send(str(code).encode())
@@ -67,6 +70,7 @@ def _keep(asking: socket.socket) -> None:
 
 def _become(files: list[int], words: list[str], environment: dict[str, str], folder: str) -> None:
     """What `python *words` is."""
+    os.setpgid(0, 0)
     for number, file in enumerate(files):
         os.dup2(file, number)
         os.close(file)
@@ -85,4 +89,4 @@ def _become(files: list[int], words: list[str], environment: dict[str, str], fol
         runpy.run_path(words[0], run_name="__main__")
 
 
-main(*sys.argv[1:])
+main(sys.argv[1])
