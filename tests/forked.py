@@ -41,7 +41,7 @@ READ_AT_IMPORT = {
 }  # fmt: skip
 # Of bash, curl and the like, which ask for a program by its path. Signals to it are signals to the fork.
 PROGRAM = """#!{python} -IS
-import json, os, signal, socket, sys
+import json, os, select, signal, socket, sys
 
 server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 server.connect({path!r})
@@ -50,9 +50,14 @@ forwarded = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 signal.pthread_sigmask(signal.SIG_BLOCK, forwarded)  # until there is somebody to tell
 socket.send_fds(server, [json.dumps(asked).encode()], [0, 1, 2])
 process = int(server.recv(99))
+woken, wakes = socket.socketpair()  # by signals, also by those that come right before the waiting begins
+wakes.setblocking(False)
+signal.set_wakeup_fd(wakes.fileno())
 for number in forwarded:
     signal.signal(number, lambda number, frame: os.kill(process, number))
 signal.pthread_sigmask(signal.SIG_UNBLOCK, forwarded)
+while server not in select.select([server, woken], [], [])[0]:
+    woken.recv(99)
 code = int(server.recv(99))
 if code < 0:
     signal.signal(-code, signal.SIG_DFL) if -code != signal.SIGKILL else None

@@ -43,8 +43,12 @@ def test_an_error_is_told_and_threads_and_what_is_left_to_the_end_still_run(pyth
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_reaches_it(python, number):
-    code = f"import signal, sys; signal.signal({number:d}, lambda *_: sys.exit(5)); print('on', flush=True); input()"
-    with subprocess.Popen([python, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+    # Short naps: a signal that comes right before a long wait begins is seen at its end only.
+    code = (
+        f"import signal, sys, time; signal.signal({number:d}, lambda *_: sys.exit(5)); print('on', flush=True)\n"
+        "for _ in range(600): time.sleep(0.1)"
+    )
+    with subprocess.Popen([python, "-c", code], stdout=subprocess.PIPE) as process:
         assert process.stdout.readline() == b"on\n"
         process.send_signal(number)
         assert process.wait(60) == 5

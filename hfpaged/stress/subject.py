@@ -22,7 +22,7 @@ from hfpaged.stress.load import Load
 from hfpaged.stress.mix import Lengths, Mix, Room
 from hfpaged.stress.native import Checker
 from hfpaged.stress.verdict import grows
-from hfpaged.stress.watch import Watch, heap
+from hfpaged.stress.watch import Watch, heap, trim_heap
 
 HEAP_AT = 0.3  # of the time: looking at the heap takes memory itself, which is part of the warm-up then
 LEAST_GROWN = 100  # objects of one type: fewer are noise
@@ -69,6 +69,7 @@ class Stress:
 
     def run(self) -> None:
         """Until the time is over, or the pool is broken. Ctrl-C leaves it at once."""
+        trim_heap()
         try:
             self._load.run()
             self._own_counts = _own_counts(self._batcher)
