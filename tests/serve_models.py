@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -25,6 +26,14 @@ def tokenizer() -> PreTrainedTokenizerFast:
     found = copy.deepcopy(tiny_tokenizers.byte_level())
     found.chat_template = TEMPLATE
     return found
+
+
+def save(folder: Path) -> Path:
+    """The model and its tokenizer, where `hfpaged serve` can load them."""
+    tokens = tokenizer()
+    tiny_models.make("llama", vocab_size=len(tokens)).save_pretrained(folder)
+    tokens.save_pretrained(folder)
+    return folder
 
 
 def batcher(**sizes: Any) -> ContinuousBatcher:

@@ -24,6 +24,13 @@ def tiny_model():
     return tiny_models.make("llama", vocab_size=420)
 
 
+def save(folder):
+    """That model and a tokenizer, where `hfpaged serve` can load them."""
+    tiny_model().save_pretrained(folder)
+    tiny_tokenizers.byte_level().save_pretrained(folder)
+    return folder
+
+
 def tiny_batcher(**sizes):
     return ContinuousBatcher(tiny_model(), tiny_tokenizers.byte_level(), **SIZES | sizes)
 

@@ -41,10 +41,7 @@ def rewrite(file, **changes):
 @pytest.fixture
 def folder(tmp_path):
     """An ordinary model and its tokenizer."""
-    tokenizer = serve_models.tokenizer()
-    tiny_models.make("llama", vocab_size=len(tokenizer)).save_pretrained(tmp_path / "model")
-    tokenizer.save_pretrained(tmp_path / "model")
-    return tmp_path / "model"
+    return serve_models.save(tmp_path / "model")
 
 
 @pytest.fixture

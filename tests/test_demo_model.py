@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import serve_models
-import tiny_models
 import torch
 from transformers import BertConfig, BertForMaskedLM, BertLMHeadModel
 
@@ -33,10 +32,7 @@ def dead_index(monkeypatch):
 
 @pytest.fixture
 def small_folder(tmp_path):
-    tokenizer = serve_models.tokenizer()
-    tiny_models.make("llama", vocab_size=len(tokenizer)).save_pretrained(tmp_path / "small")
-    tokenizer.save_pretrained(tmp_path / "small")
-    return tmp_path / "small"
+    return serve_models.save(tmp_path / "small")
 
 
 def conversation(question):

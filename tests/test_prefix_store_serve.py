@@ -8,10 +8,9 @@ import threading
 
 import httpx
 import pytest
+import serving
 from served import PATIENCE, wait_until
 from served_command import command
-from serving import tiny_model
-from tiny_tokenizers import byte_level
 
 from hfpaged import cli
 from hfpaged.serve import flag_types
@@ -25,10 +24,7 @@ OTHERS = [f"{number} bottles stand on a wall, and one of them falls. " * 3 for n
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A tiny model that `hfpaged serve` can load."""
-    place = tmp_path_factory.mktemp("tiny")
-    tiny_model().save_pretrained(place)
-    byte_level().save_pretrained(place)
-    return place
+    return serving.save(tmp_path_factory.mktemp("tiny"))
 
 
 def service(folder, path):

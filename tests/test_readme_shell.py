@@ -14,7 +14,6 @@ import subprocess
 
 import pytest
 import serve_models
-import tiny_models
 from product import environment
 from readme_blocks import Block, alike, hfpaged_commands, outside_of_blocks, shell_blocks
 from served import wait_until
@@ -115,9 +114,7 @@ def session(tmp_path_factory, warm):
     if shutil.which("curl") is None or shutil.which("bash") is None:
         pytest.skip("the README's shell needs bash and curl")
     folder = tmp_path_factory.mktemp("readme")
-    tokenizer = serve_models.tokenizer()
-    tiny_models.make("llama", vocab_size=len(tokenizer)).save_pretrained(folder / "my-model")
-    tokenizer.save_pretrained(folder / "my-model")
+    serve_models.save(folder / "my-model")
     found = Session(folder, warm)
     yield found
     found.stop()

@@ -11,19 +11,15 @@ from unittest.mock import patch
 import httpx
 import ray_cluster
 import serve_models
-import tiny_models
 
 READERS = 2  # of 4 that one replica takes at once
 
 
 def test_where_fewer_replicas_are_wanted_one_goes_and_every_answer_is_whole(tmp_path):
-    tokens = serve_models.tokenizer()
-    tiny_models.make("llama", vocab_size=len(tokens)).save_pretrained(tmp_path)
-    tokens.save_pretrained(tmp_path)
     port = ray_cluster.free_port()
     words = [
-        str(tmp_path), "--replicas", "2", "--min-replicas", "1", "--max-replicas", "2", "--port", str(port),
-        "--kv-cache-memory", "3MiB", "--max-num-seqs", str(2 * READERS), "--device", "cpu",
+        str(serve_models.save(tmp_path)), "--replicas", "2", "--min-replicas", "1", "--max-replicas", "2",
+        "--port", str(port), "--kv-cache-memory", "3MiB", "--max-num-seqs", str(2 * READERS), "--device", "cpu",
     ]  # fmt: skip
     with (
         ray_cluster.one_at_a_time(),

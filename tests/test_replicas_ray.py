@@ -13,7 +13,6 @@ import psutil
 import pytest
 import ray_cluster
 import serve_models
-import tiny_models
 from ray_cluster import wait_patiently
 from replica_answers import normal
 from replica_traffic import tell
@@ -67,10 +66,7 @@ class Cluster:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("model")
-    tokens = serve_models.tokenizer()
-    tiny_models.make("llama", vocab_size=len(tokens)).save_pretrained(folder)
-    tokens.save_pretrained(folder)
+    folder = serve_models.save(tmp_path_factory.mktemp("model"))
     port = ray_cluster.free_port()
     words = [
         str(folder), "--served-model-name", MODEL_NAME, "--replicas", "2", "--min-replicas", "2", "--max-replicas", "3",

@@ -12,7 +12,6 @@ import time
 
 import pytest
 import serving
-import tiny_tokenizers
 import two_ranks
 
 from hfpaged.errors import InvalidConfigError
@@ -25,10 +24,7 @@ SECONDS = 120  # for what takes a moment where nothing else runs
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    path = tmp_path_factory.mktemp("served")
-    serving.tiny_model().save_pretrained(path)
-    tiny_tokenizers.byte_level().save_pretrained(path)
-    return path
+    return serving.save(tmp_path_factory.mktemp("served"))
 
 
 @pytest.fixture(scope="module")

@@ -16,9 +16,8 @@ import pytest
 import raw_http
 from served import PATIENCE, assert_nothing_left, served, wait_until
 from served_command import command
-from serving import PATH, Counts, body, slow_steps, tiny_batcher, tiny_model
+from serving import PATH, Counts, body, save, slow_steps, tiny_batcher
 from starlette.testclient import TestClient
-from tiny_tokenizers import byte_level
 
 from hfpaged import cli
 from hfpaged.serve import ServeOptions, build_app
@@ -181,10 +180,7 @@ def test_warming_up_is_not_counted_and_leaves_nothing(batcher):
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A tiny model that `hfpaged serve` can load."""
-    place = tmp_path_factory.mktemp("tiny")
-    tiny_model().save_pretrained(place)
-    byte_level().save_pretrained(place)
-    return place
+    return save(tmp_path_factory.mktemp("tiny"))
 
 
 def test_the_command_serves_until_sigterm_lets_requests_end_and_exits_with_0(folder):
