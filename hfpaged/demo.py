@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,6 +15,8 @@ from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
 import hfpaged
 from hfpaged import demo_model
+from hfpaged.bench.result import Measured
+from hfpaged.bench.turns import in_pairs
 from hfpaged.compat import cache_argument
 from hfpaged.errors import InvalidConfigError
 from hfpaged.kv_format import FORMATS, KVFormat, resolve_format
@@ -29,7 +30,7 @@ PROMPTS = (
     "A train leaves at nine in the morning and needs four hours to the coast. When does it arrive?",
 )
 DTYPES = ("float32", "bfloat16", "float16")
-REPEATS = 3
+TURNS = 4  # each of the two is first in half of them
 PLAIN, PAGED = "transformers", "hfpaged"
 
 
@@ -72,13 +73,13 @@ def run(args: argparse.Namespace) -> int:
     outcomes = {name: once() for name, once in runs.items()}  # also the warm-up: kernels compile here
     console = Console()
     print_answers(console, tokenizer, args.prompts, outcomes[PAGED])
-    seconds = {name: statistics.median(times) for name, times in alternate(runs, REPEATS, warmup=0).items()}
-    setting = f"{args.dtype} on {args.device}, batch of {len(args.prompts)}, median of {REPEATS}"
-    console.print(comparison(outcomes, seconds, setting))
+    measured = speed(outcomes, alternate(runs, TURNS, warmup=0))
+    setting = f"{args.dtype} on {args.device}, batch of {len(args.prompts)}, median of {TURNS}"
+    console.print(comparison(outcomes, measured, setting))
     if kv_format.is_quantized:
         console.print(quantized_verdict(outcomes, kv_format.title), highlight=False)
         return 0
-    console.print(verdict(outcomes, seconds), highlight=False)
+    console.print(verdict(outcomes, measured), highlight=False)
     return 0 if outcomes[PLAIN].rows == outcomes[PAGED].rows else 1
 
 
@@ -133,37 +134,42 @@ def print_answers(
         console.print(answer, "\n", markup=False, highlight=False)
 
 
-def comparison(outcomes: dict[str, Outcome], seconds: dict[str, float], setting: str) -> Table:
-    """Both runs in columns. Tokens count as generate() makes them: rows times steps."""
+def speed(outcomes: Mapping[str, Outcome], seconds: Mapping[str, Sequence[float]]) -> Measured:
+    """Tokens per second by turn, of both; tokens count as generate() makes them: rows times steps."""
+    tokens = {name: sum(map(len, outcome.rows)) for name, outcome in outcomes.items()}
+    plain, paged = ([tokens[name] / each for each in seconds[name]] for name in (PLAIN, PAGED))
+    return in_pairs(plain, paged, "tok/s", outcomes[PLAIN].rows == outcomes[PAGED].rows)
+
+
+def comparison(outcomes: Mapping[str, Outcome], measured: Measured, setting: str) -> Table:
+    """Both runs in columns."""
     table = Table(title=f"Plain transformers and hfpaged ({setting})", title_justify="left")
     table.add_column("")
     for name in outcomes:
         table.add_column(name, justify="right")
-    tokens = {name: sum(map(len, outcome.rows)) for name, outcome in outcomes.items()}
-    same = "yes" if outcomes[PLAIN].rows == outcomes[PAGED].rows else "no"
-    table.add_row("identical tokens", "", same)
-    table.add_row("tokens per second", *(f"{tokens[name] / seconds[name]:.1f}" for name in outcomes))
+    table.add_row("identical tokens", "", "yes" if measured.same_tokens else "no")
+    table.add_row("tokens per second", *(f"{each:.1f}" for each in (measured.plain, measured.paged)))
     table.add_row("KV live", *(_megabytes(outcome.kv_bytes.live) for outcome in outcomes.values()))
     table.add_row("KV reserved", *(_megabytes(outcome.kv_bytes.reserved) for outcome in outcomes.values()))
     table.add_row("blocks used", *(outcome.blocks for outcome in outcomes.values()))
     return table
 
 
-def verdict(outcomes: dict[str, Outcome], seconds: dict[str, float]) -> str:
+def verdict(outcomes: Mapping[str, Outcome], measured: Measured) -> str:
     """One sentence; no ratio unless the tokens agree, for a wrong answer has no speed."""
     plain, paged = outcomes[PLAIN], outcomes[PAGED]
-    if plain.rows != paged.rows:
+    if not measured.same_tokens:
         rows = sum(a != b for a, b in zip(plain.rows, paged.rows, strict=True))
         return f"The tokens differ in {rows} of {len(plain.rows)} rows, so speed and memory are not compared."
-    speed = seconds[PLAIN] / seconds[PAGED]
     memory = paged.kv_bytes.reserved / plain.kv_bytes.reserved
+    low, high = min(measured.values), max(measured.values)
     return (
-        f"Same tokens as plain transformers, at {speed:.2f} times its speed, "
-        f"with {memory:.2f} times its KV memory reserved."
+        f"Same tokens as plain transformers, at {measured.value:.2f} times its speed "
+        f"({low:.2f} to {high:.2f} in {len(measured.values)} turns), with {memory:.2f} times its KV memory reserved."
     )
 
 
-def quantized_verdict(outcomes: dict[str, Outcome], name: str) -> str:
+def quantized_verdict(outcomes: Mapping[str, Outcome], name: str) -> str:
     """One sentence, without a ratio: a few other tokens are what quantizing costs, and only quality can weigh them."""
     plain, paged = outcomes[PLAIN], outcomes[PAGED]
     same = sum(a == b for a, b in zip(plain.rows, paged.rows, strict=True))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -20,8 +20,13 @@ class KVBytes:
     reserved: int
 
 
+def in_turn(number: int, sides: Sequence[T]) -> Iterable[T]:
+    """The sides in their order for turn `number`: each is the first of a pair in every other turn."""
+    return sides if number % 2 == 0 else reversed(sides)
+
+
 def alternate(runs: Mapping[str, Callable[[], T]], repeats: int, warmup: int = 1) -> dict[str, list[float]]:
-    """Seconds of each run, taken in turns so that a busy or warming machine slows all of them alike.
+    """Seconds of each run, turn by turn, so that a busy or warming machine slows all of them alike.
 
     A run must wait for its own result (on a GPU: copy something back), or only its launch is timed.
     """
@@ -29,8 +34,8 @@ def alternate(runs: Mapping[str, Callable[[], T]], repeats: int, warmup: int = 1
         for run in runs.values():
             run()
     seconds: dict[str, list[float]] = {name: [] for name in runs}
-    for _ in range(repeats):
-        for name, run in runs.items():
+    for number in range(repeats):
+        for name, run in in_turn(number, list(runs.items())):
             start = time.perf_counter()
             run()
             seconds[name].append(time.perf_counter() - start)

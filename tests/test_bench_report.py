@@ -13,8 +13,9 @@ from hfpaged.bench.result import Measured, Outcome, exit_code, published
 from hfpaged.bench.serve_rows import SERVE_ROWS
 from hfpaged.bench.shape import Shape
 from hfpaged.bench.texts import LONGEST, SHORTEST, texts, word_counts
-from hfpaged.bench.turns import in_pairs, in_turn
+from hfpaged.bench.turns import in_pairs
 from hfpaged.errors import InvalidConfigError
+from hfpaged.measure import in_turn
 
 ROW = {row.name: row for row in ROWS}
 

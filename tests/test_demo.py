@@ -9,18 +9,21 @@ from hfpaged.kv_format import FORMATS
 from hfpaged.measure import KVBytes
 
 OUTCOME = demo.Outcome([[1, 2], [3, 4]], KVBytes(8_000_000, 10_000_000), "3 of 9")
-SECONDS = {demo.PLAIN: 2.0, demo.PAGED: 1.0}
+SECONDS = {demo.PLAIN: [2.0, 2.0, 3.0, 2.2], demo.PAGED: [1.0, 2.5, 1.0, 1.1]}
 
 
-def test_equal_tokens_earn_a_ratio():
-    assert demo.verdict({demo.PLAIN: OUTCOME, demo.PAGED: OUTCOME}, SECONDS) == (
-        "Same tokens as plain transformers, at 2.00 times its speed, with 1.00 times its KV memory reserved."
+def test_equal_tokens_earn_a_ratio_of_medians_and_its_spread():
+    outcomes = {demo.PLAIN: OUTCOME, demo.PAGED: OUTCOME}
+    assert demo.verdict(outcomes, demo.speed(outcomes, SECONDS)) == (
+        "Same tokens as plain transformers, at 2.00 times its speed (0.80 to 3.00 in 4 turns), with 1.00 times its KV "
+        "memory reserved."
     )
 
 
 def test_different_tokens_earn_none():
     wrong = dataclasses.replace(OUTCOME, rows=[[1, 2], [3, 5]])
-    text = demo.verdict({demo.PLAIN: OUTCOME, demo.PAGED: wrong}, SECONDS)
+    outcomes = {demo.PLAIN: OUTCOME, demo.PAGED: wrong}
+    text = demo.verdict(outcomes, demo.speed(outcomes, SECONDS))
     assert text == "The tokens differ in 1 of 2 rows, so speed and memory are not compared."
 
 

@@ -26,7 +26,8 @@ from hfpaged.bench.serve_http import NO_TOKENIZER, POOL
 from hfpaged.bench.setting import Setting
 from hfpaged.bench.shape import Shape
 from hfpaged.bench.texts import prose_ids
-from hfpaged.bench.turns import in_pairs, in_turn
+from hfpaged.bench.turns import in_pairs
+from hfpaged.measure import in_turn
 
 Figure = Callable[[Played, Sequence[int]], float]  # of the answers, and the number of tokens of each
 Prompts = Callable[[Setting, Shape, int], Workload]  # of one turn, by its number

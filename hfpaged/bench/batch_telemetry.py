@@ -23,8 +23,9 @@ from hfpaged.bench.result import Measured
 from hfpaged.bench.rivals import not_measured
 from hfpaged.bench.setting import Setting
 from hfpaged.bench.shape import Shape
-from hfpaged.bench.turns import in_a_row, in_turn
+from hfpaged.bench.turns import in_a_row
 from hfpaged.engine.events import Event, Hook
+from hfpaged.measure import in_turn
 from hfpaged.telemetry.instrumenting import is_instrumented
 
 SCRAPE_SECONDS = 1.0  # Prometheus asks every 15 or 60

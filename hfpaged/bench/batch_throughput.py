@@ -17,7 +17,8 @@ from hfpaged.bench.result import Measured
 from hfpaged.bench.rivals import not_measured
 from hfpaged.bench.setting import Setting
 from hfpaged.bench.shape import Shape
-from hfpaged.bench.turns import in_pairs, in_turn
+from hfpaged.bench.turns import in_pairs
+from hfpaged.measure import in_turn
 
 POOL = 32_768  # tokens, on both sides
 

@@ -10,8 +10,9 @@ from hfpaged.bench.result import Measured
 from hfpaged.bench.setting import Setting
 from hfpaged.bench.shape import Shape
 from hfpaged.bench.sides import PAGED, PLAIN, SIDES
-from hfpaged.bench.turns import in_pairs, in_turn
+from hfpaged.bench.turns import in_pairs
 from hfpaged.bench.watch import StepClock
+from hfpaged.measure import in_turn
 
 WARM_UP = 4  # tokens: the kernels compile here
 

@@ -15,8 +15,9 @@ from hfpaged.bench.result import Measured
 from hfpaged.bench.setting import Setting
 from hfpaged.bench.shape import Shape
 from hfpaged.bench.sides import PAGED, PLAIN, SIDES, Side
-from hfpaged.bench.turns import in_pairs, in_turn
+from hfpaged.bench.turns import in_pairs
 from hfpaged.bench.watch import Peak, StepClock, Together
+from hfpaged.measure import in_turn
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,8 @@ from hfpaged.bench.result import Measured
 from hfpaged.bench.setting import Setting
 from hfpaged.bench.shape import Shape
 from hfpaged.bench.sides import PAGED, PLAIN
-from hfpaged.bench.turns import in_pairs, in_turn
+from hfpaged.bench.turns import in_pairs
+from hfpaged.measure import in_turn
 
 COLD, WARM = "cold", "warm"
 

@@ -18,8 +18,9 @@ from hfpaged.bench.result import Measured
 from hfpaged.bench.setting import Setting
 from hfpaged.bench.shape import Shape
 from hfpaged.bench.sides import PAGED
-from hfpaged.bench.turns import in_pairs, in_turn
+from hfpaged.bench.turns import in_pairs
 from hfpaged.config import DEFAULT_BLOCK_SIZE
+from hfpaged.measure import in_turn
 
 WARM_UP = 4  # until both prompts have been evicted, and one of them has come back
 

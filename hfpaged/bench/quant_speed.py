@@ -22,7 +22,8 @@ from hfpaged.bench.setting import Setting
 from hfpaged.bench.shape import Shape
 from hfpaged.bench.sides import Side, in_format
 from hfpaged.bench.stored_prompts import States, fill, keeps_more, prompt_states
-from hfpaged.bench.turns import in_pairs, in_turn
+from hfpaged.bench.turns import in_pairs
+from hfpaged.measure import in_turn
 from hfpaged.quality.forward import forward
 
 WARM_UP = 4  # of the steps, not counted: the kernels compile here

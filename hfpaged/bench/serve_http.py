@@ -22,7 +22,8 @@ from hfpaged.bench.serve_client import Send, play
 from hfpaged.bench.serve_host import hosting
 from hfpaged.bench.setting import Setting
 from hfpaged.bench.shape import Shape
-from hfpaged.bench.turns import in_pairs, in_turn
+from hfpaged.bench.turns import in_pairs
+from hfpaged.measure import in_turn
 
 POOL = 32_768  # tokens, on both sides
 NO_TOKENIZER = "this model has no tokenizer, and a server answers in text"

@@ -23,7 +23,8 @@ from hfpaged.bench.serve_processes import Target
 from hfpaged.bench.setting import Setting
 from hfpaged.bench.shape import Shape
 from hfpaged.bench.texts import prose_ids
-from hfpaged.bench.turns import in_pairs, in_turn
+from hfpaged.bench.turns import in_pairs
+from hfpaged.measure import in_turn
 
 SHORTEST_ANSWER = 8  # times shorter than the longest one
 WARM_UP = 2  # requests of other texts

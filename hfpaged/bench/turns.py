@@ -1,19 +1,11 @@
-"""Sides that take turns, and what their runs come to: medians, with the least and the greatest of all pairs."""
+"""What runs of sides that take turns come to: medians, with the least and the greatest of all pairs."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Sequence
 
 from hfpaged.bench.result import Measured
-
-Side = TypeVar("Side")
-
-
-def in_turn(number: int, sides: Sequence[Side]) -> Iterable[Side]:
-    """The sides in their order for turn `number`: each is the first of a pair in every other turn."""
-    return sides if number % 2 == 0 else reversed(sides)
 
 
 def ratio(plain: float, paged: float) -> float:
