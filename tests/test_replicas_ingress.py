@@ -8,10 +8,9 @@ import httpx
 import pytest
 import serve_models
 from replica_answers import normal
+from replicas_here import Hashing, Replicas
 from traced import tracing
 
-from hfpaged.replicas.answered import Answered
-from hfpaged.replicas.hosting import Hosted
 from hfpaged.replicas.ingress import Door, ingress_app
 from hfpaged.serve import ServeOptions, build_app
 from hfpaged.serve.app import paths
@@ -31,36 +30,6 @@ def warm_at_once(monkeypatch):
         service.is_warm = True
 
     monkeypatch.setattr(Service, "_warm_up", warm_up)
-
-
-class Replicas:
-    """As ReplicaCalls, in this process: the replicas are asked in turn."""
-
-    def __init__(self, apps):
-        self.hosted = {f"r{number}": Hosted(app, None) for number, app in enumerate(apps)}
-        self.asked, self.hashes = [], []
-
-    async def ask(self, scope, body, prefix_hashes):
-        name = list(self.hosted)[len(self.asked) % len(self.hosted)]
-        self.asked.append(name)
-        self.hashes.append(prefix_hashes)
-        async for messages in self.hosted[name].answer(scope, body):
-            yield messages
-
-    async def ask_all(self, scope, body, only=None, **_):
-        found = []
-        for name in [each for each in self.hosted if only in (None, each)]:
-            messages = [message async for part in self.hosted[name].answer(scope, body) for message in part]
-            found.append(Answered(name, messages))
-        return found
-
-    async def rows(self):
-        return [{"replica": name} for name in self.hosted]
-
-
-class Hashing:
-    async def of(self, scope, path, body):
-        return f"{path} {len(body)}".encode()
 
 
 @asynccontextmanager
@@ -226,6 +195,7 @@ def test_one_replica_can_be_looked_at():
         for name in ("r0", "r1"):
             answer = await many.get(f"/v1/kv/stats?replica={name}", headers=headers)
             totals[name] = answer.json()["totals"]
+            assert answer.headers.get_list("x-hfpaged-replica") == [name]
         assert totals["r0"] != totals["r1"]
         first = (await many.get("/v1/kv/stats", headers=headers)).json()
         assert first["totals"] == totals["r0"]

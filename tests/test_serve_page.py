@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 import tiny_models
 import tiny_tokenizers
+from replicas_here import served_ingress
 from served import served, wait_until
 
 from hfpaged import ContinuousBatcher
@@ -301,6 +302,35 @@ def test_a_server_with_keys_asks_for_one(batcher, visit):
         assert visitor.text(".answer .said")
         visitor.page.reload()
         visitor.is_live()
+        visitor.context.close()
+
+
+@needs_browser
+def test_of_replicas_all_are_listed_and_the_chosen_one_is_shown(model, tokenizer, chromium):
+    with (
+        ContinuousBatcher(model, tokenizer, num_blocks=64) as one,
+        ContinuousBatcher(model, tokenizer, num_blocks=96) as two,
+        served_ingress([one, two]) as (url, calls),
+    ):
+        visitor = Visitor(chromium)
+        visitor.page.goto(f"{url}/")
+        visitor.is_live()
+        visitor.wait_for("document.querySelectorAll('#replicas button').length === 2")
+        assert visitor.text("#replicas [aria-pressed=true] .id") == "r0"
+        assert visitor.text("#total") == "64"
+        visitor.ask(TEXT, max_tokens=20)
+        visitor.page.wait_for_selector(".answer[aria-busy=false]")
+        visitor.page.click("#replicas li:nth-child(2) button")
+        visitor.wait_for("document.querySelector('#total').textContent === '96'")
+        visitor.wait_for("document.querySelector('#replicas [aria-pressed=true] .id').textContent === 'r1'")
+        visitor.page.click("#why")
+        visitor.wait_for("document.querySelector('#explained').textContent.startsWith('r1: ')")
+        assert "0 running, 0 waiting" in visitor.text("#replicas")
+        assert visitor.complaints == []
+        gone = calls.hosted.pop("r1")
+        visitor.wait_for("document.querySelector('#total').textContent === '64'")
+        visitor.wait_for("document.querySelectorAll('#replicas button').length === 1")
+        calls.hosted["r1"] = gone  # whoever began it ends it
         visitor.context.close()
 
 

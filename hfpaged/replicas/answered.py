@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 from starlette.types import Message
 
+REPLICA = b"x-hfpaged-replica"  # of an answer: who gave it
+
 
 class Answered(NamedTuple):
     """One replica's whole answer."""

@@ -8,7 +8,7 @@ from urllib.parse import parse_qs
 from starlette.responses import Response
 from starlette.types import Scope
 
-from hfpaged.replicas.answered import Answered
+from hfpaged.replicas.answered import REPLICA, Answered
 from hfpaged.replicas.calls import ReplicaCalls
 from hfpaged.replicas.failover import no_replica
 from hfpaged.replicas.gathered import gathered_metrics
@@ -69,7 +69,9 @@ class ForAll:
         wanted = parse_qs(scope["query_string"].decode("latin-1")).get("replica", [None])[0]
         answers = await self._calls.ask_all(scope, body, wanted)
         if answers:
-            return _response(answers[0])
+            found = _response(answers[0])
+            found.raw_headers.append((REPLICA, answers[0].replica.encode()))
+            return found
         known = ", ".join(row["replica"] for row in await self._calls.rows())
         raise ApiError(404, f"there is no replica {wanted!r} here; use one of: {known}", code="replica_not_found",
                        param="replica")  # fmt: skip

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.types import Message, Scope
 
-from hfpaged.replicas.answered import Answered
+from hfpaged.replicas.answered import REPLICA, Answered
 from hfpaged.replicas.recipe import Recipe
 from hfpaged.serve.logs import logging_to_stderr
 from hfpaged.telemetry import providers
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from hfpaged.replicas.model_host import ModelHost
 
 LOOK_SECONDS = 0.05
-REPLICA = b"x-hfpaged-replica"  # of an answer: who gave it
 
 
 class Replica:
