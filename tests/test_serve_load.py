@@ -28,7 +28,7 @@ from hfpaged.bench.batch_workload import endless
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-SECONDS = float(os.environ.get("HFPAGED_SOAK_SECONDS", "90"))
+SECONDS = float(os.environ.get("HFPAGED_SOAK_SECONDS", "60"))
 SEED = int(os.environ.get("HFPAGED_SOAK_SEED", "0"))
 PATIENCE = 120.0  # seconds; kernels may have to be compiled first
 # The second half of the load may add so many bytes to the resident memory, or so many for each of its requests where
