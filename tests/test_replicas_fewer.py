@@ -13,6 +13,7 @@ import ray_cluster
 import serve_models
 
 READERS = 2  # of 4 that one replica takes at once
+DOWN_SECONDS = "15"  # that one idles; both are asked long before
 
 
 def test_where_fewer_replicas_are_wanted_one_goes_and_every_answer_is_whole(tmp_path):
@@ -24,7 +25,7 @@ def test_where_fewer_replicas_are_wanted_one_goes_and_every_answer_is_whole(tmp_
     with (
         ray_cluster.one_at_a_time(),
         ray_cluster.short_folder() as folder,
-        patch.dict(os.environ, RAY_TMPDIR=folder, DOWN_SECONDS="6"),
+        patch.dict(os.environ, RAY_TMPDIR=folder, DOWN_SECONDS=DOWN_SECONDS),
         ray_cluster.driver(*words) as driver,
     ):
         driver.wait_for(r"ready: ")
