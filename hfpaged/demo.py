@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
         console.print(quantized_verdict(outcomes, kv_format.title), highlight=False)
         return 0
     console.print(verdict(outcomes, measured), highlight=False)
-    return 0 if outcomes[PLAIN].rows == outcomes[PAGED].rows else 1
+    return 0 if measured.same_tokens else 1
 
 
 def chat_inputs(tokenizer: PreTrainedTokenizerBase, prompts: Sequence[str]) -> Any:

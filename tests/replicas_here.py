@@ -61,6 +61,7 @@ def served_ingress(batchers):
         thread.start()
         wait_until(lambda: server.started or not thread.is_alive())
         try:
+            assert server.started, "it did not start; what its thread raised says why"
             yield f"http://127.0.0.1:{listening.getsockname()[1]}", calls
         finally:
             server.should_exit = True

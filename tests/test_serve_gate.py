@@ -267,9 +267,10 @@ def test_a_path_cannot_make_lines_of_its_own(server, lines):
     assert "\n" not in line.getMessage()
 
 
-def test_probes_are_told_to_who_wants_to_know_all(server, lines):
-    server.client.get("/health")
-    assert lines("/health")[0].levelno == logging.DEBUG
+@pytest.mark.parametrize("path", ["/health", "/v1/kv/stats"])
+def test_probes_and_the_page_are_told_to_who_wants_to_know_all(server, lines, path):
+    assert server.client.get(path, headers=bearer("bob")).status_code == 200
+    assert lines(path)[0].levelno == logging.DEBUG
 
 
 def test_who_has_gone_is_logged_as_499(server, lines):

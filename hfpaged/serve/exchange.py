@@ -15,8 +15,8 @@ REQUEST_ID = b"x-request-id"
 # What a client may call its request: nothing that would be more than a word in a log or a header.
 _SANE = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 MOST_PATH = 200
-# Who watches a server asks again and again, and tells nobody anything.
-QUIET = frozenset(("/health", "/ready", "/metrics"))
+# Who watches a server asks again and again, as the live page does each second, and tells nobody anything.
+QUIET = frozenset(("/health", "/ready", "/metrics", "/v1/kv/stats", "/v1/replicas"))
 
 
 class Exchange:
